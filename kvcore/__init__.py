@@ -1,0 +1,1 @@
+"""How many KV-cache blocks fit on each device."""

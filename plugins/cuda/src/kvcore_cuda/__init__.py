@@ -1,0 +1,1 @@
+"""kvcore platform for CUDA devices."""
