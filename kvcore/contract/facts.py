@@ -173,6 +173,7 @@ class LimitKind(str, Enum):
     SLOTS = "slots"
     DEMAND = "demand"
     CAP = "cap"
+    OVERRIDE = "override"
 
 
 class LimitUnit(str, Enum):
