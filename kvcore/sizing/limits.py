@@ -79,10 +79,11 @@ def bound_of(limit: Limit, layout: CacheLayout) -> Bound:
 
 def index_thresholds(layout: CacheLayout) -> list[IndexThreshold]:
     """Up to how many blocks a 32-bit index into one tensor is safe, for each way of counting; smallest first."""
+    strides = {unit: _stride(Stride.LAYER, unit, layout) for unit in (LimitUnit.BYTES, LimitUnit.ELEMENTS)}
     thresholds = [
-        IndexThreshold(signed, unit, 2 ** (31 if signed else 32) // _stride(Stride.LAYER, unit, layout))
+        IndexThreshold(signed, unit, 2 ** (31 if signed else 32) // stride)
         for signed in (True, False)
-        for unit in (LimitUnit.BYTES, LimitUnit.ELEMENTS)
+        for unit, stride in strides.items()
     ]
     return sorted(thresholds, key=lambda t: t.max_blocks)
 
@@ -107,8 +108,8 @@ def _per_block(limit: Limit, layout: CacheLayout) -> int:
 def _stride(stride: Stride, unit: LimitUnit, layout: CacheLayout) -> int:
     """What one block adds to an index, in ``unit``. The largest layer counts, since it overflows first."""
     per_token = "bytes_per_token" if unit is LimitUnit.BYTES else "elements_per_token"
-    # Layers share their stores where they are alike, so the distinct ones are few.
-    layers = {layer.stores for group in layout.groups for layer in group.layers}
+    # Layers that are alike share one tuple of stores, so the distinct ones are few; comparing them would cost more.
+    layers = {id(layer.stores): layer.stores for group in layout.groups for layer in group.layers}.values()
     if stride is Stride.LAYER:
         widest = max(getattr(store, per_token) for stores in layers for store in stores)
     elif stride is Stride.LAYER_KV:
