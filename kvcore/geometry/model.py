@@ -1,0 +1,130 @@
+"""A model as far as its cache is concerned: layers before they are divided among ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvcore.contract.layout import Role
+from kvcore.errors import ConfigError
+from kvcore.geometry.keys import Keys, read_json_object
+
+__all__ = ["Heads", "Latent", "LayerShape", "ModelConfig", "read_config"]
+
+#: Where multimodal models keep the config of the part that has the cache.
+NESTED = ("text_config", "language_config", "llm_config")
+#: Names of the longest context that the model was made for.
+LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "model_max_length")
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Keys and values of ``kv_heads`` heads, ``k_width`` and ``v_width`` values each; divided by tensor parallelism.
+
+    ``query_heads`` must divide by the number of ranks too: the heads of a rank are whole.
+    """
+
+    query_heads: int
+    kv_heads: int
+    k_width: int
+    v_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """One vector of ``width`` values for all heads (MLA: compressed KV and its rotary part); every rank holds it."""
+
+    query_heads: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """One layer of the whole model. ``kind`` names its group."""
+
+    index: int
+    kind: str
+    attention: Heads | Latent
+    role: Role = Role.TARGET
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What a config.json says of the cache.
+
+    ``dtype`` is the one of the published weights, None if the config names none. ``max_model_len`` is the longest
+    context the model was made for, None if unknown. ``draft_layers`` are those that the checkpoint holds for
+    multi-token prediction. ``notes`` say what was derived rather than given.
+    """
+
+    name: str
+    family: str
+    layers: tuple[LayerShape, ...]
+    draft_layers: tuple[LayerShape, ...]
+    dtype: str | None
+    max_model_len: int | None
+    notes: tuple[str, ...]
+
+
+def read_config(source: str | os.PathLike[str] | Mapping[str, Any], *, name: str | None = None) -> ModelConfig:
+    """The model whose config.json is ``source``: a file, a directory that holds one, or the parsed object.
+
+    Raises :class:`ConfigError` for a config that is unreadable or contradictory, or whose architecture is unknown:
+    a geometry is never guessed.
+    """
+    from kvcore.geometry.families import family_of
+
+    if isinstance(source, Mapping):
+        outer = Keys(source, name or "config")
+    else:
+        path = Path(source)
+        path = path / "config.json" if path.is_dir() else path
+        outer = Keys(read_json_object(path), str(source))
+        name = name or (path.parent.name if path.name == "config.json" else path.stem)
+    keys = _language_model(outer)
+    family = family_of(keys, outer)
+    shapes = family.build(keys)
+    return ModelConfig(
+        name=name or family.name,
+        family=family.name,
+        layers=shapes.layers,
+        draft_layers=shapes.draft_layers,
+        dtype=_dtype(keys, outer),
+        max_model_len=keys.optional_integer(*LENGTHS),
+        notes=shapes.notes,
+    )
+
+
+def _language_model(outer: Keys) -> Keys:
+    """The part of a multimodal config that has the cache; the config itself otherwise."""
+    nested = [name for name in NESTED if name in outer]
+    if len(nested) > 1:
+        raise outer.contradiction(
+            "the model's config holds several language models", got=", ".join(nested), expected="one of them"
+        )
+    return outer.inner(nested[0]) if nested else outer
+
+
+def _dtype(keys: Keys, outer: Keys) -> str | None:
+    """The dtype of the weights, as the part or the whole says it."""
+    for part in (keys, outer):
+        name = part.optional_text("dtype", "torch_dtype")
+        if name is not None:
+            return name.removeprefix("torch.")
+    return None
+
+
+def unknown_architecture(keys: Keys, outer: Keys, known: list[str]) -> ConfigError:
+    """The error for a model that no family covers."""
+    return ConfigError(
+        "unknown architecture",
+        code="KV-CFG-020",
+        where=f"{keys.where}: {keys.prefix}model_type",
+        got=f"model_type {keys.raw('model_type') or outer.raw('model_type')!r}, "
+        f"architectures {outer.raw('architectures')!r}",
+        expected=f"one of {', '.join(known)}",
+        hint="looked for model_type in the config and in " + ", ".join(NESTED),
+    )
