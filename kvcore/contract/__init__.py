@@ -16,7 +16,10 @@ from kvcore.contract.layout import *
 from kvcore.contract.layout import __all__ as _layout
 
 if TYPE_CHECKING:
-    from kvcore.contract.hookspecs import BlockSizer, Contributor, Observer, hookimpl
+    from kvcore.contract.hookspecs import BlockSizer as BlockSizer
+    from kvcore.contract.hookspecs import Contributor as Contributor
+    from kvcore.contract.hookspecs import Observer as Observer
+    from kvcore.contract.hookspecs import hookimpl as hookimpl
 
 _hookspecs = ["BlockSizer", "Contributor", "Observer", "hookimpl"]
 __all__ = sorted([*_capabilities, *_facts, *_layout, *_hookspecs])

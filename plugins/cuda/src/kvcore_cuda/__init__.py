@@ -1,1 +1,7 @@
-"""kvcore platform for CUDA devices."""
+"""kvcore platform for NVIDIA devices."""
+
+from __future__ import annotations
+
+from kvcore_cuda.platform import CudaBlockSizer, plugin
+
+__all__ = ["CudaBlockSizer", "plugin"]

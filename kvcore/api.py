@@ -1,0 +1,319 @@
+"""The Python API: five calls from a config.json to a verified cache.
+
+::
+
+    layout = kvcore.layout("config.json", tp=4, block_size=64)
+    device = kvcore.platform().device()
+    plan = kvcore.plan(layout, device, utilization="0.9", max_model_len=32768)
+    with kvcore.allocate(plan) as cache:
+        kvcore.verify(cache)
+
+Names that end in a platform or device may be left out where there is one answer; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from kvcore.cache.allocate import Cache, Progress, allocate_cache
+from kvcore.cache.verify import Verification, verify_cache
+from kvcore.contract.facts import Device, DeviceFacts, Limit, Phase, Reserve
+from kvcore.contract.layout import CacheLayout
+from kvcore.errors import PlanError, PolicyError
+from kvcore.geometry import ModelConfig, read_config
+from kvcore.geometry import layouts as _layouts
+from kvcore.handle import PlatformHandle
+from kvcore.profiling import Profile, profile_run
+from kvcore.registry import default_registry
+from kvcore.sizing.budget import Baseline
+from kvcore.sizing.plan import Alternative, Inputs, Plan, make_plan
+from kvcore.sizing.policy import OnShortage, Policy, ShareOf
+from kvcore.units import parse_fraction, parse_size
+
+__all__ = [
+    "allocate",
+    "device_facts",
+    "layout",
+    "layouts",
+    "plan",
+    "platform",
+    "policy",
+    "profile",
+    "verify",
+]
+
+#: Tokens per block where nobody names a number: what vLLM allocates by default.
+DEFAULT_BLOCK_SIZE = 16
+
+ModelSource = ModelConfig | str | os.PathLike[str] | Mapping[str, Any]
+
+
+def layouts(
+    model: ModelSource,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    pp_layers: Sequence[int] | None = None,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    dtype: str | None = None,
+    kv_cache_dtype: str | None = None,
+    draft_layers: int = 0,
+) -> tuple[CacheLayout, ...]:
+    """The cache layouts of all ``tp * pp`` ranks of ``model``, tensor-parallel ranks of one stage together.
+
+    ``model`` is a config.json (file, directory that holds one, or parsed object). ``pp_layers`` are the layers of
+    each pipeline stage, divided evenly if None. ``dtype`` and ``kv_cache_dtype`` default to the model's own.
+
+    Raises :class:`ConfigError` for a config that cannot be used and :class:`PolicyError` for a wrong argument.
+    """
+    config = model if isinstance(model, ModelConfig) else read_config(model)
+    return _layouts(
+        config,
+        tp=tp,
+        pp=pp,
+        pp_layers=pp_layers,
+        block_size=block_size,
+        dtype=dtype,
+        cache_dtype=kv_cache_dtype,
+        draft_layers=draft_layers,
+    )
+
+
+def layout(model: ModelSource, *, rank: int = 0, **options: Any) -> CacheLayout:
+    """The cache layout of one rank; ``options`` as for :func:`layouts`."""
+    ranks = layouts(model, **options)
+    if not 0 <= rank < len(ranks):
+        raise PolicyError("no such rank", code="KV-POL-036", where="rank", got=rank, expected=f"0 to {len(ranks) - 1}")
+    return ranks[rank]
+
+
+def platform(name: str | None = None) -> PlatformHandle:
+    """The platform ``name``, or the one that the rule of choice gives (:meth:`kvcore.registry.Registry.choose`).
+
+    Raises :class:`NoPlatform` if there is none, or more than one.
+    """
+    return default_registry().choose(name).platform
+
+
+def device_facts(device: Device, *, phase: Phase = Phase.PROFILE) -> DeviceFacts:
+    """What the device's platform says of it now, with the reserves that plugins state after ``phase``."""
+    registry = default_registry()
+    facts = registry.platform(device.platform).facts(device)
+    return replace(facts, reserves=registry.reserves(device, phase))
+
+
+def policy(
+    *,
+    utilization: Fraction | float | str | None = None,
+    utilization_of: ShareOf | str | None = None,
+    kv_cache_memory: int | str | Sequence[int | str] | None = None,
+    margin: int | str | None = None,
+    reserves: Iterable[Reserve] = (),
+    max_model_len: int | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    limit_to_demand: bool = False,
+    limits: Iterable[Limit] = (),
+    max_blocks: int | None = None,
+    max_blocks_reason: str | None = None,
+    num_blocks_override: int | None = None,
+    on_shortage: OnShortage | str | None = None,
+) -> Policy:
+    """A checked :class:`Policy`; what is left out keeps its default.
+
+    ``utilization`` given as a float is taken at its shortest decimal form: 0.9 is 9/10. Sizes are bytes, or texts
+    such as ``"24GiB"``. Raises :class:`PolicyError`.
+    """
+    given: dict[str, Any] = {
+        "utilization": None if utilization is None else _share(utilization),
+        "utilization_of": None if utilization_of is None else _member(ShareOf, utilization_of, "utilization_of"),
+        "kv_cache_memory": None if kv_cache_memory is None else _sizes(kv_cache_memory),
+        "margin": None if margin is None else _size(margin, "margin"),
+        "reserves": tuple(reserves) or None,
+        "max_model_len": _count(max_model_len, "max_model_len"),
+        "max_num_seqs": _count(max_num_seqs, "max_num_seqs"),
+        "max_num_batched_tokens": _count(max_num_batched_tokens, "max_num_batched_tokens"),
+        "limit_to_demand": limit_to_demand or None,
+        "limits": tuple(limits) or None,
+        "max_blocks": _count(max_blocks, "max_blocks"),
+        "max_blocks_reason": max_blocks_reason,
+        "num_blocks_override": _count(num_blocks_override, "num_blocks_override"),
+        "on_shortage": None if on_shortage is None else _member(OnShortage, on_shortage, "on_shortage"),
+    }
+    known = {name: value for name, value in given.items() if value is not None}
+    if (max_blocks is None) != (not max_blocks_reason):
+        raise PolicyError(
+            "a cap on blocks needs a reason, and a reason a cap",
+            code="KV-POL-021",
+            where="max_blocks",
+            got=f"max_blocks={max_blocks}, reason={max_blocks_reason!r}",
+            expected="both",
+        )
+    return Policy(**known, origins=dict.fromkeys(known, "call"))
+
+
+def plan(
+    layouts: CacheLayout | Sequence[CacheLayout],
+    device: Device | None = None,
+    *,
+    facts: DeviceFacts | Sequence[DeviceFacts] | None = None,
+    policy: Policy | None = None,
+    reserves: Iterable[Reserve] = (),
+    baseline: Baseline | None = None,
+    temporary_bytes: int = 0,
+    model_max_len: int | None = None,
+    alternatives: Callable[[], Iterable[Alternative]] | None = None,
+    **settings: Any,
+) -> Plan:
+    """How many blocks every rank of ``layouts`` holds.
+
+    Memory comes from ``device``, which is read now, or from ``facts`` read earlier (one for all ranks, or one a
+    rank). With neither, the policy must give an absolute size, and nothing is verified against any memory.
+    ``settings`` are those of :func:`policy`, for a policy made on the spot; ``reserves`` add what was measured.
+
+    Raises :class:`DoesNotFit` if what was asked does not fit, :class:`PlanError` and :class:`PolicyError` if the
+    sum cannot be computed, and :class:`DeviceError` if the device cannot be read.
+    """
+    if policy is not None and settings:
+        raise PolicyError("either a policy or settings", code="KV-POL-022", got=", ".join(sorted(settings)))
+    ranks = (layouts,) if isinstance(layouts, CacheLayout) else tuple(layouts)
+    read: tuple[DeviceFacts | None, ...]
+    if facts is None:
+        read = (None if device is None else device_facts(device),) * len(ranks)
+    else:
+        read = (facts,) * len(ranks) if isinstance(facts, DeviceFacts) else tuple(facts)
+    if len(read) != len(ranks):
+        raise PlanError(
+            "facts for every rank, or one for all",
+            code="KV-PLAN-005",
+            got=f"{len(read)} devices",
+            expected=f"1 or {len(ranks)}",
+        )
+    aligned = _aligned(ranks, read)
+    first = read[0]
+    inputs = Inputs(
+        layouts=aligned,
+        facts=read,
+        policy=policy if policy is not None else _policy_of(settings),
+        limits=() if first is None else default_registry().limits(first.device, aligned[0]),
+        reserves=tuple(reserves),
+        model_max_len=model_max_len,
+        baseline=baseline,
+        temporary_bytes=temporary_bytes,
+    )
+    made = make_plan(inputs, alternatives=alternatives)
+    _notify("kvcore_planned", plan=made)
+    return made
+
+
+def allocate(plan: Plan, device: Device | None = None, *, rank: int = 0, progress: Progress | None = None) -> Cache:
+    """The cache of one rank of ``plan``, on the device it was planned for or on ``device``.
+
+    All or nothing: whatever fails, nothing stays allocated. Raises :class:`OutOfMemory` and
+    :class:`VerificationFailed`.
+    """
+    held = plan.ranks[rank]
+    where = device if device is not None else (held.facts.device if held.facts is not None else None)
+    if where is None:
+        raise PlanError("the plan was made without a device", code="KV-PLAN-006", expected="a device to allocate on")
+    handle = default_registry().platform(where.platform)
+    granularity = handle.allocation_limits(where).granularity
+    cache = allocate_cache(
+        handle, where, _with_alignment(held.layout, granularity), plan.num_blocks, progress=progress, released=_released
+    )
+    _notify("kvcore_allocated", cache=cache)
+    return cache
+
+
+def verify(cache: Cache, *, samples: int = 16, seed: int = 0) -> Verification:
+    """Prove that every block of ``cache`` has memory of its own (:func:`kvcore.cache.verify.verify_cache`)."""
+    return verify_cache(cache, samples=samples, seed=seed)
+
+
+def profile(device: Device, run: Callable[[], object], *, name: str = "activations") -> Profile:
+    """Run ``run`` and measure what it takes on ``device``; give the result's reserves to :func:`plan`."""
+    return profile_run(default_registry().platform(device.platform), device, run, name=name)
+
+
+def _aligned(layouts: tuple[CacheLayout, ...], facts: tuple[DeviceFacts | None, ...]) -> tuple[CacheLayout, ...]:
+    """The layouts with their devices' granularity, sharing what is equal."""
+    made: dict[tuple[int, int], CacheLayout] = {}
+    result = []
+    for held, read in zip(layouts, facts, strict=True):
+        granularity = held.alignment if read is None else read.allocation.granularity
+        key = (id(held.groups), granularity)
+        same = made.get(key)
+        if same is None:
+            same = made[key] = _with_alignment(held, granularity)
+        result.append(same if same.place == held.place else replace(same, place=held.place))
+    return tuple(result)
+
+
+def _with_alignment(held: CacheLayout, granularity: int) -> CacheLayout:
+    return held if held.alignment == granularity else replace(held, alignment=granularity)
+
+
+def _policy_of(settings: Mapping[str, Any]) -> Policy:
+    return policy(**settings) if settings else Policy()
+
+
+def _released(cache: Cache, freed_bytes: int) -> None:
+    _notify("kvcore_released", cache=cache, freed_bytes=freed_bytes)
+
+
+def _notify(hook: str, **arguments: object) -> None:
+    for problem in default_registry().notify(hook, **arguments):
+        warnings.warn(problem, RuntimeWarning, stacklevel=3)
+
+
+def _share(value: Fraction | float | str) -> Fraction:
+    share = parse_fraction(str(value), where="utilization")
+    if not 0 < share <= 1:
+        raise PolicyError(
+            "a share of memory is above 0 and at most 1",
+            code="KV-POL-023",
+            where="utilization",
+            got=value,
+            expected="0 < utilization <= 1",
+        )
+    return share
+
+
+def _size(value: int | str, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise PolicyError("a size is whole bytes or a text", code="KV-POL-012", where=where, got=repr(value))
+    return parse_size(str(value), where=where)
+
+
+def _sizes(value: int | str | Sequence[int | str]) -> tuple[int, ...]:
+    values = [value] if isinstance(value, (int, str)) else list(value)
+    sizes = tuple(_size(item, "kv_cache_memory") for item in values)
+    if not sizes or min(sizes) == 0:
+        raise PolicyError(
+            "a cache of no size", code="KV-POL-024", where="kv_cache_memory", got=value, expected="at least one byte"
+        )
+    return sizes
+
+
+def _count(value: int | None, where: str) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int or not 0 < value < 2**63:
+        raise PolicyError(
+            "a count is a positive whole number", code="KV-POL-025", where=where, got=value, expected="1 to 2**63 - 1"
+        )
+    return value
+
+
+def _member(kind: type[Any], value: Any, where: str) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        raise PolicyError(
+            "unknown choice", code="KV-POL-026", where=where, got=value, expected=", ".join(m.value for m in kind)
+        ) from None

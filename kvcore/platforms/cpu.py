@@ -1,0 +1,149 @@
+"""The ``cpu`` platform: this host's memory as one device, within the limits that hold for this process."""
+
+from __future__ import annotations
+
+from kvcore.contract import (
+    FULL,
+    AllocationLimits,
+    AllocationRequest,
+    Basis,
+    BlockSizer,
+    Buffer,
+    Capability,
+    Detection,
+    DetectionState,
+    Device,
+    Evidence,
+    Mapping,
+    MemoryKind,
+    MemoryStats,
+    Phase,
+    PlatformInfo,
+    Reading,
+    Reserve,
+    ReserveKind,
+    TensorView,
+    hookimpl,
+)
+from kvcore.contract.capabilities import CONTRACT_VERSION
+from kvcore.errors import DeviceError
+from kvcore.platforms.hostbuf import HostBlock, host_tensor
+from kvcore.platforms.hostmem import host_readings, peak_memory
+
+__all__ = ["CpuBlockSizer", "plugin"]
+
+HOST = Device("cpu", 0, "host", "host memory", MemoryKind.HOST, Mapping.SELF)
+PAGE = 4096
+#: One entry of 8 bytes in the page table for each page of 4096 bytes.
+PAGE_TABLE_SHARE = PAGE // 8
+
+
+class CpuBlockSizer:
+    """Readings of the host, buffers from anonymous mappings."""
+
+    @hookimpl
+    def kvcore_platform(self) -> PlatformInfo:
+        """Everything is offered: paddle and torch tensors need those packages at the call."""
+        from kvcore import __version__
+
+        return PlatformInfo("cpu", "host", __version__, CONTRACT_VERSION, dict.fromkeys(Capability, FULL), False)
+
+    @hookimpl
+    def kvcore_detect(self) -> Detection:
+        """There is always a host; that its memory cannot be read would be news."""
+        total = host_readings()[0].total
+        if total is None:
+            return Detection(DetectionState.UNUSABLE, "/proc/meminfo cannot be read", hint="mount /proc")
+        return Detection(DetectionState.AVAILABLE, "the host's own memory", (Evidence("meminfo", f"{total} bytes"),))
+
+    @hookimpl
+    def kvcore_devices(self) -> list[Device]:
+        """One: the host."""
+        return [HOST]
+
+    @hookimpl
+    def kvcore_read_memory(self, device: Device) -> list[Reading]:
+        """Meminfo, control groups, NUMA nodes and process limits."""
+        return host_readings()
+
+    @hookimpl
+    def kvcore_memory_stats(self, device: Device) -> MemoryStats:
+        """Resident memory of this process, and its peak (VmHWM)."""
+        current, peak = peak_memory()
+        return MemoryStats("proc_status", current=current, peak=peak)
+
+    @hookimpl
+    def kvcore_reset_peak(self, device: Device) -> None:
+        """Resets VmHWM (proc(5), clear_refs)."""
+        try:
+            with open("/proc/self/clear_refs", "w", encoding="ascii") as stream:
+                stream.write("5")
+        except OSError as error:
+            raise DeviceError(
+                "the peak of resident memory cannot be reset",
+                code="KV-DEV-010",
+                where="/proc/self/clear_refs",
+                got=error.strerror,
+            ) from error
+
+    @hookimpl
+    def kvcore_allocation_limits(self, device: Device) -> AllocationLimits:
+        """Whole pages; the size of one mapping is bounded by memory alone."""
+        return AllocationLimits(granularity=PAGE, alignment=PAGE)
+
+    @hookimpl
+    def kvcore_allocate(self, device: Device, request: AllocationRequest) -> Buffer:
+        """A mapping whose pages are there when this returns."""
+        nbytes = -(-request.nbytes // PAGE) * PAGE
+        block = HostBlock(request.name, nbytes, commit=True, room=_room)
+        return Buffer(request.name, device, nbytes, block.committed, block)
+
+    @hookimpl
+    def kvcore_release(self, buffer: Buffer) -> int:
+        """Unmap."""
+        return _block(buffer).release()
+
+    @hookimpl
+    def kvcore_write(self, buffer: Buffer, offset: int, data: bytes) -> None:
+        """Copy into the mapping."""
+        _block(buffer).write(offset, data)
+
+    @hookimpl
+    def kvcore_read(self, buffer: Buffer, offset: int, nbytes: int) -> bytes:
+        """Copy out of the mapping."""
+        return _block(buffer).read(offset, nbytes)
+
+    @hookimpl
+    def kvcore_fill(self, buffer: Buffer, offset: int, nbytes: int, value: int) -> None:
+        """memset."""
+        _block(buffer).fill(offset, nbytes, value)
+
+    @hookimpl
+    def kvcore_tensor(self, buffer: Buffer, view: TensorView, framework: str) -> object:
+        """numpy over the mapping; paddle and torch over that array."""
+        return host_tensor(_block(buffer), view, framework)
+
+    @hookimpl
+    def kvcore_reserves(self, device: Device, phase: Phase) -> list[Reserve]:
+        """The page tables of whatever is allocated count against the same limits as the pages."""
+        if device.platform != "cpu":
+            return []
+        room = _room()
+        if room is None:
+            return []
+        reason = f"page tables: 8 bytes for each page of {PAGE}, for all that can be had"
+        share = -(-room // PAGE_TABLE_SHARE)
+        return [Reserve("page_tables", share, ReserveKind.PERSISTENT, Basis.MODELLED, "cpu", reason)]
+
+
+def _room() -> int | None:
+    """What the host can still give this process: the least of all readings."""
+    return min((r.free for r in host_readings() if r.free is not None), default=None)
+
+
+def _block(buffer: Buffer) -> HostBlock:
+    assert isinstance(buffer.handle, HostBlock)
+    return buffer.handle
+
+
+plugin: BlockSizer = CpuBlockSizer()

@@ -1,0 +1,69 @@
+"""The ``iluvatar`` platform: what can be said of Iluvatar devices without a driver.
+
+Detection looks at PCI functions and library files alone.
+
+Another project's libixml.so exists (UPnP's XML library), so a library of that name alone proves nothing: hardware is
+claimed by its PCI vendor.
+"""
+
+from __future__ import annotations
+
+import os
+
+from kvcore.contract import (
+    FULL,
+    BlockSizer,
+    Capability,
+    Detection,
+    DetectionState,
+    Evidence,
+    PlatformInfo,
+    hookimpl,
+    not_implemented,
+)
+from kvcore.contract.base import PlatformBase
+from kvcore.contract.probes import find_library, pci_devices
+
+__all__ = ["IluvatarBlockSizer", "plugin"]
+
+__version__ = "0.1.0"
+CONTRACT = 1
+PCI_VENDOR = "0x1e3e"
+LIBRARY = "libixml.so"
+
+
+class IluvatarBlockSizer(PlatformBase):
+    """Knows whether Iluvatar hardware is here; reading and allocating come with a later version."""
+
+    @hookimpl
+    def kvcore_platform(self) -> PlatformInfo:
+        """Detection alone is offered."""
+        later = not_implemented("this version of kvcore-iluvatar detects devices, and does no more")
+        capabilities = {**dict.fromkeys(Capability, later), Capability.DETECT: FULL}
+        return PlatformInfo("iluvatar", "Iluvatar", __version__, CONTRACT, capabilities)
+
+    @hookimpl
+    def kvcore_detect(self) -> Detection:
+        """By PCI vendor; a library without hardware does not make a device."""
+        cards = pci_devices(PCI_VENDOR)
+        library = find_library(LIBRARY, _corex_folders())
+        evidence = tuple(Evidence(f"pci {PCI_VENDOR}", address) for address in cards)
+        if library is not None:
+            evidence += (Evidence("library", library),)
+        if cards:
+            reason = "this version of kvcore-iluvatar cannot read or allocate yet"
+            return Detection(DetectionState.UNUSABLE, reason, evidence, "choose another platform with --platform")
+        if library is not None:
+            reason = f"{LIBRARY} is here, but no PCI function of vendor {PCI_VENDOR}"
+            return Detection(DetectionState.ABSENT, reason, evidence, "start the container with access to the devices")
+        reason = f"no PCI function of vendor {PCI_VENDOR} and no {LIBRARY}"
+        return Detection(DetectionState.ABSENT, reason, (), "install the CoreX driver, or point COREX_HOME at it")
+
+
+def _corex_folders() -> tuple[str, ...]:
+    """Where CoreX keeps its libraries."""
+    home = os.environ.get("COREX_HOME") or "/usr/local/corex"
+    return (os.path.join(home, "lib64"), os.path.join(home, "lib"))
+
+
+plugin: BlockSizer = IluvatarBlockSizer()
