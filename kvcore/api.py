@@ -166,7 +166,6 @@ def plan(
     reserves: Iterable[Reserve] = (),
     baseline: Baseline | None = None,
     temporary_bytes: int = 0,
-    model_max_len: int | None = None,
     alternatives: Callable[[], Iterable[Alternative]] | None = None,
     **settings: Any,
 ) -> Plan:
@@ -202,7 +201,7 @@ def plan(
         policy=policy if policy is not None else _policy_of(settings),
         limits=() if first is None else default_registry().limits(first.device, aligned[0]),
         reserves=tuple(reserves),
-        model_max_len=model_max_len,
+        model_max_len=ranks[0].max_model_len,
         baseline=baseline,
         temporary_bytes=temporary_bytes,
     )

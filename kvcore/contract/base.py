@@ -1,7 +1,7 @@
 """A start for plugins: every hook there, and each says honestly that it is not offered.
 
-A platform overrides what it can do and declares the rest UNSUPPORTED or NOT_IMPLEMENTED with a reason. kvcore checks the
-declaration before it calls, so these bodies speak only to those who call a plugin by hand.
+A platform overrides what it can do and declares the rest UNSUPPORTED or NOT_IMPLEMENTED with a reason. kvcore checks
+the declaration before it calls, so these bodies speak only to those who call a plugin by hand.
 """
 
 from __future__ import annotations

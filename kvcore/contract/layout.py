@@ -116,6 +116,7 @@ class CacheLayout:
     """The cache of one rank: ``groups`` of layers in blocks of ``block_size`` tokens.
 
     ``alignment`` is the multiple to which every tensor's size is rounded up by the device that will hold it.
+    ``max_model_len`` is the longest context that the model was made for, None if its config does not say.
     ``notes`` say what was derived rather than given (a head size, replicated heads).
     """
 
@@ -124,6 +125,7 @@ class CacheLayout:
     groups: tuple[Group, ...]
     place: RankPlace = RankPlace()
     alignment: int = 1
+    max_model_len: int | None = None
     notes: tuple[str, ...] = ()
     # Distinct tensor sizes of one block and how often each occurs: bytes(n) is called many times for one plan.
     _block_sizes: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)

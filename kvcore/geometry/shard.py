@@ -48,6 +48,7 @@ def layouts(
             block_size=block_size,
             groups=groups,
             place=RankPlace(tp, 0, pp, stage),
+            max_model_len=model.max_model_len,
             notes=(*model.notes, *notes),
         )
         result.append(first)

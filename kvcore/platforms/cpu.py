@@ -27,8 +27,8 @@ from kvcore.contract import (
 )
 from kvcore.contract.capabilities import CONTRACT_VERSION
 from kvcore.errors import DeviceError
-from kvcore.platforms.hostbuf import HostBlock, host_tensor
-from kvcore.platforms.hostmem import host_readings, peak_memory
+from kvcore.platforms.hostbuf import HostBlock, Room, host_tensor
+from kvcore.platforms.hostmem import host_readings, host_room, peak_memory
 
 __all__ = ["CpuBlockSizer", "plugin"]
 
@@ -40,6 +40,9 @@ PAGE_TABLE_SHARE = PAGE // 8
 
 class CpuBlockSizer:
     """Readings of the host, buffers from anonymous mappings."""
+
+    def __init__(self) -> None:
+        self._room = Room(host_room)
 
     @hookimpl
     def kvcore_platform(self) -> PlatformInfo:
@@ -95,7 +98,7 @@ class CpuBlockSizer:
     def kvcore_allocate(self, device: Device, request: AllocationRequest) -> Buffer:
         """A mapping whose pages are there when this returns."""
         nbytes = -(-request.nbytes // PAGE) * PAGE
-        block = HostBlock(request.name, nbytes, commit=True, room=_room)
+        block = HostBlock(request.name, nbytes, commit=True, room=self._room)
         return Buffer(request.name, device, nbytes, block.committed, block)
 
     @hookimpl
@@ -128,17 +131,12 @@ class CpuBlockSizer:
         """The page tables of whatever is allocated count against the same limits as the pages."""
         if device.platform != "cpu":
             return []
-        room = _room()
+        room = host_room()
         if room is None:
             return []
         reason = f"page tables: 8 bytes for each page of {PAGE}, for all that can be had"
         share = -(-room // PAGE_TABLE_SHARE)
         return [Reserve("page_tables", share, ReserveKind.PERSISTENT, Basis.MODELLED, "cpu", reason)]
-
-
-def _room() -> int | None:
-    """What the host can still give this process: the least of all readings."""
-    return min((r.free for r in host_readings() if r.free is not None), default=None)
 
 
 def _block(buffer: Buffer) -> HostBlock:

@@ -11,14 +11,16 @@ import errno
 import mmap
 import os
 import resource
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvcore.contract.facts import TensorView
 from kvcore.errors import BufferMisuse, CapabilityMissing, OutOfMemory
 from kvcore.units import format_bytes
 
-__all__ = ["HostBlock", "host_tensor"]
+__all__ = ["HostBlock", "Room", "host_tensor"]
 
 MADV_HUGEPAGE = 14
 #: Linux 5.14: fault in writable pages without touching their contents.
@@ -41,9 +43,9 @@ NUMPY_DTYPES = {
 
 
 class HostBlock:
-    """One mapping of ``nbytes`` zeroed bytes. ``room`` says how many bytes the host can still give."""
+    """One mapping of ``nbytes`` zeroed bytes; ``room`` is asked before each part of it is committed."""
 
-    def __init__(self, name: str, nbytes: int, *, commit: bool, room: Callable[[], int | None]) -> None:
+    def __init__(self, name: str, nbytes: int, *, commit: bool, room: Room) -> None:
         self.name = name
         self.nbytes = nbytes
         self._memory: mmap.mmap | None = _map(name, nbytes, reserve=commit)
@@ -51,7 +53,6 @@ class HostBlock:
         if not commit:
             return
         try:
-            _check_room(name, nbytes, room)
             _commit(name, self._memory, nbytes, room)
         except BaseException:
             self._memory.close()
@@ -162,19 +163,38 @@ def _map(name: str, nbytes: int, *, reserve: bool) -> mmap.mmap:
         ) from error
 
 
-def _check_room(name: str, nbytes: int, room: Callable[[], int | None]) -> None:
-    free = room()
-    if free is not None and nbytes > free:
-        raise OutOfMemory(
-            "the host has no room for an allocation",
-            code="KV-OOM-001",
-            where=name,
-            got=f"{free:,} bytes ({format_bytes(free)}) can be had",
-            expected=f"{nbytes:,} bytes ({format_bytes(nbytes)})",
-        )
+class Room:
+    """What the host can still give. The readings are looked at again before half of what they said is handed out.
+
+    Reading every source takes a fraction of a millisecond, and a cache has hundreds of buffers; but what was free a
+    moment ago may be a neighbour's now, so a reading is trusted for a tenth of a second and half of its bytes.
+    """
+
+    AGE = 0.1
+
+    def __init__(self, read: Callable[[], int | None]) -> None:
+        self._read = read
+        self._trusted = 0
+        self._until = 0.0
+
+    def check(self, name: str, nbytes: int) -> None:
+        """Raises :class:`OutOfMemory` if ``nbytes`` cannot be had."""
+        now = time.monotonic()
+        if nbytes > self._trusted or now > self._until:
+            free = self._read()
+            if free is not None and nbytes > free:
+                raise OutOfMemory(
+                    "the host has no room for an allocation",
+                    code="KV-OOM-001",
+                    where=name,
+                    got=f"{free:,} bytes ({format_bytes(free)}) can be had",
+                    expected=f"{nbytes:,} bytes ({format_bytes(nbytes)})",
+                )
+            self._trusted, self._until = (nbytes if free is None else free // 2), now + self.AGE
+        self._trusted -= nbytes
 
 
-def _commit(name: str, memory: mmap.mmap, nbytes: int, room: Callable[[], int | None]) -> None:
+def _commit(name: str, memory: mmap.mmap, nbytes: int, room: Room) -> None:
     """Back every page with memory, on all cores, looking at the readings before each round."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -195,20 +215,30 @@ def _commit(name: str, memory: mmap.mmap, nbytes: int, room: Callable[[], int | 
         ctypes.memset(base + offset, 0, size)  # kernels before 5.14 have no populate
 
     offsets = range(0, nbytes, chunk)
-    if threads == 1:
-        for number, offset in enumerate(offsets):
-            if number:
-                _check_room(name, min(chunk, nbytes - offset), room)
-            populate(offset)
-        return
-    from concurrent.futures import ThreadPoolExecutor
+    for start in range(0, len(offsets), threads):
+        parts = offsets[start : start + threads]
+        room.check(name, min(chunk * len(parts), nbytes - parts[0]))
+        _in_parallel(populate, parts)
 
-    with ThreadPoolExecutor(threads) as pool:
-        for start in range(0, len(offsets), threads):
-            parts = offsets[start : start + threads]
-            if start:
-                _check_room(name, min(chunk * len(parts), nbytes - parts[0]), room)
-            list(pool.map(populate, parts))
+
+def _in_parallel(work: Callable[[int], None], parts: Sequence[int]) -> None:
+    """``work`` on each part, the first on this thread; the first error is raised when all have ended."""
+    errors: list[BaseException] = []
+
+    def guarded(part: int) -> None:
+        try:
+            work(part)
+        except BaseException as error:  # noqa: BLE001 - raised below, on the caller's thread
+            errors.append(error)
+
+    others = [threading.Thread(target=guarded, args=(part,)) for part in parts[1:]]
+    for thread in others:
+        thread.start()
+    guarded(parts[0])
+    for thread in others:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def _threads(nbytes: int) -> int:

@@ -14,7 +14,16 @@ from pathlib import Path
 from kvcore.contract.facts import Reading, Scope
 from kvcore.contract.validate import LARGEST_BYTES
 
-__all__ = ["host_readings", "own_memory", "peak_memory", "read_cgroups", "read_meminfo", "read_numa", "read_rlimits"]
+__all__ = [
+    "host_readings",
+    "host_room",
+    "own_memory",
+    "peak_memory",
+    "read_cgroups",
+    "read_meminfo",
+    "read_numa",
+    "read_rlimits",
+]
 
 KIB = 1024
 
@@ -22,6 +31,11 @@ KIB = 1024
 def host_readings(root: Path = Path("/")) -> list[Reading]:
     """Every source of this host, the widest first; ``own`` is in the first."""
     return [read_meminfo(root), *read_cgroups(root), *read_numa(root), *read_rlimits(root)]
+
+
+def host_room() -> int | None:
+    """What the host can still give this process: the least of all readings, None if none says."""
+    return min((r.free for r in host_readings() if r.free is not None), default=None)
 
 
 def read_meminfo(root: Path = Path("/")) -> Reading:

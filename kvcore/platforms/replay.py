@@ -37,8 +37,8 @@ from kvcore.contract import (
 from kvcore.contract.capabilities import CONTRACT_VERSION, Supported
 from kvcore.contract.layout import CacheLayout
 from kvcore.errors import DeviceError, OutOfMemory, PolicyError
-from kvcore.platforms.hostbuf import HostBlock, host_tensor
-from kvcore.platforms.hostmem import host_readings
+from kvcore.platforms.hostbuf import HostBlock, Room, host_tensor
+from kvcore.platforms.hostmem import host_room
 from kvcore.units import format_bytes
 
 __all__ = ["ReplayBlockSizer", "plugin"]
@@ -55,6 +55,7 @@ class ReplayBlockSizer:
         self._loaded: dict[str, DeviceFacts] | None = None
         self._held: dict[str, int] = {}
         self._peak: dict[str, int] = {}
+        self._room = Room(host_room)
 
     @hookimpl
     def kvcore_platform(self) -> PlatformInfo:
@@ -119,7 +120,7 @@ class ReplayBlockSizer:
         nbytes = -(-request.nbytes // limits.granularity) * limits.granularity
         self._check_largest(device, request, limits)
         self._check_free(device, request, nbytes)
-        block = HostBlock(request.name, nbytes, commit=not self._in_address_space(), room=_host_room)
+        block = HostBlock(request.name, nbytes, commit=not self._in_address_space(), room=self._room)
         held = self._held.get(device.key, 0) + nbytes
         self._held[device.key] = held
         self._peak[device.key] = max(held, self._peak.get(device.key, 0))
@@ -244,10 +245,6 @@ def _after(reading: Reading, held: int) -> Reading:
 
 def _profile_paths() -> list[str]:
     return [path for path in os.environ.get("KVCORE_REPLAY", "").split(os.pathsep) if path]
-
-
-def _host_room() -> int | None:
-    return min((r.free for r in host_readings() if r.free is not None), default=None)
 
 
 def _block(buffer: Buffer) -> HostBlock:
