@@ -30,10 +30,10 @@ from kvcore.geometry import layouts as _layouts
 from kvcore.handle import PlatformHandle
 from kvcore.profiling import Profile, profile_run
 from kvcore.registry import default_registry
+from kvcore.settings import policy_of, resolve
 from kvcore.sizing.budget import Baseline
 from kvcore.sizing.plan import Alternative, Inputs, Plan, make_plan
 from kvcore.sizing.policy import OnShortage, Policy, ShareOf
-from kvcore.units import parse_fraction, parse_size
 
 __all__ = [
     "allocate",
@@ -130,31 +130,23 @@ def policy(
     such as ``"24GiB"``. Raises :class:`PolicyError`.
     """
     given: dict[str, Any] = {
-        "utilization": None if utilization is None else _share(utilization),
-        "utilization_of": None if utilization_of is None else _member(ShareOf, utilization_of, "utilization_of"),
-        "kv_cache_memory": None if kv_cache_memory is None else _sizes(kv_cache_memory),
-        "margin": None if margin is None else _size(margin, "margin"),
-        "reserves": tuple(reserves) or None,
-        "max_model_len": _count(max_model_len, "max_model_len"),
-        "max_num_seqs": _count(max_num_seqs, "max_num_seqs"),
-        "max_num_batched_tokens": _count(max_num_batched_tokens, "max_num_batched_tokens"),
+        "utilization": utilization,
+        "utilization_of": utilization_of,
+        "kv_cache_memory": kv_cache_memory,
+        "margin": margin,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
         "limit_to_demand": limit_to_demand or None,
-        "limits": tuple(limits) or None,
-        "max_blocks": _count(max_blocks, "max_blocks"),
+        "max_blocks": max_blocks,
         "max_blocks_reason": max_blocks_reason,
-        "num_blocks_override": _count(num_blocks_override, "num_blocks_override"),
-        "on_shortage": None if on_shortage is None else _member(OnShortage, on_shortage, "on_shortage"),
+        "num_blocks_override": num_blocks_override,
+        "on_shortage": on_shortage,
     }
-    known = {name: value for name, value in given.items() if value is not None}
-    if (max_blocks is None) != (not max_blocks_reason):
-        raise PolicyError(
-            "a cap on blocks needs a reason, and a reason a cap",
-            code="KV-POL-021",
-            where="max_blocks",
-            got=f"max_blocks={max_blocks}, reason={max_blocks_reason!r}",
-            expected="both",
-        )
-    return Policy(**known, origins=dict.fromkeys(known, "call"))
+    # One parser for every value, wherever it comes from: a call's values take the way of a flag's texts.
+    texts = {name: _text(value) for name, value in given.items() if value is not None}
+    made = policy_of(resolve(texts, environ={}, origin="call"))
+    return replace(made, reserves=tuple(reserves), limits=tuple(limits))
 
 
 def plan(
@@ -270,49 +262,8 @@ def _notify(hook: str, **arguments: object) -> None:
         warnings.warn(problem, RuntimeWarning, stacklevel=3)
 
 
-def _share(value: Fraction | float | str) -> Fraction:
-    share = parse_fraction(str(value), where="utilization")
-    if not 0 < share <= 1:
-        raise PolicyError(
-            "a share of memory is above 0 and at most 1",
-            code="KV-POL-023",
-            where="utilization",
-            got=value,
-            expected="0 < utilization <= 1",
-        )
-    return share
-
-
-def _size(value: int | str, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise PolicyError("a size is whole bytes or a text", code="KV-POL-012", where=where, got=repr(value))
-    return parse_size(str(value), where=where)
-
-
-def _sizes(value: int | str | Sequence[int | str]) -> tuple[int, ...]:
-    values = [value] if isinstance(value, (int, str)) else list(value)
-    sizes = tuple(_size(item, "kv_cache_memory") for item in values)
-    if not sizes or min(sizes) == 0:
-        raise PolicyError(
-            "a cache of no size", code="KV-POL-024", where="kv_cache_memory", got=value, expected="at least one byte"
-        )
-    return sizes
-
-
-def _count(value: int | None, where: str) -> int | None:
-    if value is None:
-        return None
-    if type(value) is not int or not 0 < value < 2**63:
-        raise PolicyError(
-            "a count is a positive whole number", code="KV-POL-025", where=where, got=value, expected="1 to 2**63 - 1"
-        )
-    return value
-
-
-def _member(kind: type[Any], value: Any, where: str) -> Any:
-    try:
-        return kind(value)
-    except ValueError:
-        raise PolicyError(
-            "unknown choice", code="KV-POL-026", where=where, got=value, expected=", ".join(m.value for m in kind)
-        ) from None
+def _text(value: object) -> str:
+    """A value as a flag would give it: the shortest decimal form of a float, the word of a choice."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(_text(item) for item in value)
+    return str(getattr(value, "value", value))

@@ -1,0 +1,81 @@
+"""``kvcore allocate MODEL``"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from kvcore import api
+from kvcore.cache.allocate import Progress
+from kvcore.cli.answer import Answer, output_options
+from kvcore.cli.planning import chosen_facts, fallback_note, made_plan, resolved, setting_options
+from kvcore.errors import PolicyError
+from kvcore.report.data import cache_data, plan_data
+from kvcore.report.plan_text import allocation_sections, plan_sections
+from kvcore.report.schema import AllocateData, AllocationData
+from kvcore.settings import Resolved
+from kvcore.sizing.plan import Plan
+
+
+@click.command("allocate")
+@click.argument("model")
+@click.option("--rank", default=0, show_default=True, help="Which rank's cache to allocate.")
+@setting_options
+@output_options
+def command(model: str, rank: int, **options: Any) -> Answer:
+    """Plan MODEL's cache, allocate one rank's on this device, verify it, report and release."""
+    settings = resolved(options)
+    _refuse_profile(settings)
+    facts, choice = chosen_facts(settings, needed=True)
+    plan = made_plan(model, settings, facts)
+    if not 0 <= rank < len(plan.ranks):
+        raise PolicyError(
+            "no such rank", code="KV-POL-036", where="--rank", got=rank, expected=f"0 to {len(plan.ranks) - 1}"
+        )
+    data: AllocateData = {**plan_data(plan, settings), "allocation": _allocate(plan, rank)}
+    return Answer(
+        data,
+        lambda: [*plan_sections(data), *allocation_sections(data["allocation"])],
+        diagnostics=fallback_note(choice),
+    )
+
+
+def _allocate(plan: Plan, rank: int) -> AllocationData:
+    with _progress() as progress:
+        cache = api.allocate(plan, rank=rank, progress=progress)
+    with cache:
+        verification = api.verify(cache)
+        # Described before the release empties it.
+        described = cache_data(cache, verification, rank)
+        return {**described, "released_bytes": cache.release()}
+
+
+def _refuse_profile(settings: Resolved) -> None:
+    if settings.get("device_profile") is not None:
+        raise PolicyError(
+            "nothing can be allocated on a profile",
+            code="KV-POL-045",
+            where=settings.origins["device_profile"],
+            expected="a device of this machine",
+            hint="KVCORE_REPLAY=FILE kvcore allocate --platform replay ... rehearses it",
+        )
+
+
+@contextmanager
+def _progress() -> Iterator[Progress | None]:
+    """A bar on standard error, on a terminal alone."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("allocating"), BarColumn(), DownloadColumn(binary_units=True), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("allocating", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

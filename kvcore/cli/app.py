@@ -1,0 +1,107 @@
+"""Find the verb, run it, and turn its answer or its error into output and an exit status."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import click
+
+from kvcore import __version__
+from kvcore.cli.answer import Answer, emit, emit_error
+from kvcore.errors import InputError, KvcoreError
+
+__all__ = ["VERBS", "cli", "run"]
+
+#: Verb -> one line of help; the module of the same name has the command.
+VERBS = {
+    "plan": "How many blocks fit, and why.",
+    "allocate": "Plan, allocate, verify, report and release.",
+    "explain": "Every term and bound of a plan, to add up by hand.",
+    "devices": "The devices that this process can see, and their memory.",
+    "record": "Write down a device, to plan for it elsewhere.",
+    "plugins": "The plugins that were found, and what became of each.",
+    "doctor": "Why each platform can or cannot be used here.",
+    "completion": "The shell's completion script.",
+}
+EXIT_FAULT = 70
+
+
+class Verbs(click.Group):
+    """A group whose commands are imported one by one: the start of a verb must not pay for the others."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of the table."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of verb ``cmd_name``."""
+        if cmd_name not in VERBS:
+            return None
+        command = importlib.import_module(f"kvcore.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """From the table, so that --help imports no verb."""
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="kvcore")
+def cli() -> None:
+    """How many KV-cache blocks fit on each device, by one rule on every vendor's hardware."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line ``arguments``; returns the exit status and raises nothing."""
+    as_json, debug = "--json" in arguments, "--debug" in arguments
+    verb = next((argument for argument in arguments if argument in VERBS), "kvcore")
+    try:
+        answer = cli.main(list(arguments), prog_name="kvcore", standalone_mode=False)
+        if isinstance(answer, Answer):
+            emit(answer, verb, as_json=as_json)
+            return answer.exit_code
+        return answer if isinstance(answer, int) else 0
+    except click.exceptions.Abort:
+        return _interrupted()
+    except KeyboardInterrupt:
+        return _interrupted()
+    except BrokenPipeError:
+        # Whoever read the output has gone; nothing is left to say, and the interpreter must not flush again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except click.ClickException as error:
+        wrong = InputError(
+            error.format_message(), code="KV-IN-002", hint=f"kvcore {verb} --help" if verb in VERBS else "kvcore --help"
+        )
+        return _failed(wrong, verb, as_json=as_json, debug=debug)
+    except KvcoreError as error:
+        return _failed(error, verb, as_json=as_json, debug=debug)
+    except Exception as error:  # noqa: BLE001 - the last line of defence: shown as what it is, a fault of kvcore
+        fault = KvcoreError(
+            f"a fault of kvcore: {type(error).__name__}: {error}",
+            code="KV-BUG-001",
+            hint="please report it, with the output of the same command and --debug",
+        )
+        fault.__cause__ = error
+        _failed(fault, verb, as_json=as_json, debug=debug)
+        return EXIT_FAULT
+
+
+def _failed(error: KvcoreError, verb: str, *, as_json: bool, debug: bool) -> int:
+    emit_error(error, verb, as_json=as_json)
+    if debug:
+        import traceback
+
+        traceback.print_exception(error)
+    return error.exit_code
+
+
+def _interrupted() -> int:
+    click.echo("interrupted", err=True)
+    return 128 + signal.SIGINT

@@ -1,0 +1,180 @@
+"""The text of a plan, an explanation and a refusal, made from their JSON-ready data: a saved answer reads the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvcore.report.text import Section
+from kvcore.units import format_bytes, format_count
+
+__all__ = ["allocation_sections", "explain_sections", "plan_sections", "refusal_sections"]
+
+
+def plan_sections(data: Mapping[str, Any]) -> list[Section]:
+    """The answer in a screen: what fits, what decided, what to know."""
+    block = f"of {format_count(data['block_size'])} tokens, {_bytes(data['bytes_per_block'])} each"
+    rows = [
+        ("blocks", format_count(data["num_blocks"]), block),
+        ("tokens", format_count(data["tokens"]), f"in {format_count(data['usable_blocks'])} usable blocks"),
+    ]
+    if data["max_concurrency"] is not None:
+        length = f"requests of {format_count(data['max_model_len'])} tokens at once"
+        rows.append(("concurrency", f"{data['max_concurrency']:,.2f}", length))
+    rows.append(("cache", format_bytes(data["cache_bytes"]), f"{format_count(data['cache_bytes'])} bytes on a rank"))
+    rows.append(("bound by", data["binding"]["kind"], data["binding"]["reason"]))
+    sections = [Section(_title(data), rows=tuple(rows), right=(1,))]
+    if len(data["ranks"]) > 1:
+        sections.append(_ranks(data))
+    return [*sections, *_remarks(data)]
+
+
+def explain_sections(data: Mapping[str, Any]) -> list[Section]:
+    """The whole sum, so that a person can add it up by hand."""
+    return [
+        Section(_title(data)),
+        _terms(data["terms"], data["available_bytes"]),
+        _division(data),
+        _bounds(data["bounds"], data["binding"]),
+        _groups(data),
+        _ranks(data),
+        _settings(data),
+        *_remarks(data),
+    ]
+
+
+def refusal_sections(data: Mapping[str, Any]) -> list[Section]:
+    """Why not, by how much, and what would help."""
+    rows = (
+        ("needed", format_count(data["needed_blocks"]) + " blocks", _bytes(data["needed_bytes"])),
+        ("available", format_count(data["allowed_blocks"]) + " blocks", _bytes(data["available_bytes"])),
+        ("gap", "", _bytes(data["gap_bytes"])),
+        ("largest length", format_count(data["largest_model_len"]) + " tokens", ""),
+    )
+    remedies = tuple((remedy["knob"], remedy["text"]) for remedy in data["remedies"])
+    return [
+        Section(rows=rows, right=(1,)),
+        _terms(data["terms"], sum(term["signed_bytes"] for term in data["terms"])),
+        _bounds(data["bounds"], data["binding"]),
+        Section("What would help", rows=remedies),
+    ]
+
+
+def allocation_sections(data: Mapping[str, Any]) -> list[Section]:
+    """What was allocated, verified and released."""
+    verified = f"{format_count(data['verified_blocks'])} blocks in {format_count(data['verified_tensors'])} tensors"
+    device = data["device"]
+    rows = (
+        ("allocated", format_bytes(data["allocated_bytes"]), f"on {device['platform']} device {device['key']}"),
+        ("committed", format_bytes(data["committed_bytes"]), "backed by real memory"),
+        ("verified", format_bytes(data["verified_bytes"]), f"written and read back, {verified}"),
+        ("released", format_bytes(data["released_bytes"]), "freed"),
+    )
+    return [Section(f"Rank {data['rank']}", rows=rows, right=(1,))]
+
+
+def _title(data: Mapping[str, Any]) -> str:
+    device = data["device"]
+    where = "no device" if device is None else f"{device['platform']} device {device['key']} ({device['name']})"
+    ranks = len(data["ranks"])
+    return f"{data['model']} on {where}, {ranks} rank{'s' if ranks > 1 else ''}"
+
+
+def _terms(terms: Sequence[Mapping[str, Any]], available: int) -> Section:
+    rows = [
+        ("", term["name"], f"{term['signed_bytes']:,}", format_bytes(term["signed_bytes"]), _because(term))
+        for term in terms
+    ]
+    rows.append(("=", "available", f"{available:,}", format_bytes(available), "for the cache on one rank"))
+    return Section("Memory", ("", "term", "bytes", "", "why"), tuple(rows), right=(2, 3))
+
+
+def _because(term: Mapping[str, Any]) -> str:
+    return f"{term['reason']} [{term['source']}, {term['basis']}]"
+
+
+def _division(data: Mapping[str, Any]) -> Section:
+    rows = (
+        ("", "blocks", format_count(data["num_blocks"]), "decided by " + data["binding"]["kind"]),
+        ("x", "bytes per block", format_count(data["bytes_per_block"]), _per_block(data)),
+        ("=", "cache", format_count(data["cache_bytes"]), _rounding(data)),
+        ("+", "unused", format_count(data["unused_bytes"]), "less than one block, if memory decided"),
+        ("=", "available", format_count(data["available_bytes"]), ""),
+        (
+            "",
+            "usable blocks",
+            format_count(data["usable_blocks"]),
+            f"without {data['reserved_blocks']} kept by the engine",
+        ),
+        ("x", "tokens per block", format_count(data["block_size"]), ""),
+        ("=", "tokens", format_count(data["tokens"]), ""),
+    )
+    return Section("Blocks", ("", "", "number", "note"), rows, right=(2,))
+
+
+def _per_block(data: Mapping[str, Any]) -> str:
+    return f"{format_count(data['bytes_per_token'])} bytes per token x {format_count(data['block_size'])} tokens"
+
+
+def _rounding(data: Mapping[str, Any]) -> str:
+    rounding = data["cache_bytes"] - data["num_blocks"] * data["bytes_per_block"]
+    return f"with {format_count(rounding)} bytes by which the device rounds tensors up" if rounding else ""
+
+
+def _bounds(bounds: Sequence[Mapping[str, Any]], binding: Mapping[str, Any]) -> Section:
+    rows = tuple(
+        (
+            "*" if bound == binding else "",
+            bound["kind"],
+            format_count(bound["max_blocks"]),
+            format_bytes(bound["idle_bytes"]),
+            f"{bound['reason']} [{bound['source']}]",
+        )
+        for bound in bounds
+    )
+    return Section("Bounds (* decides)", ("", "bound", "blocks", "idle", "why"), rows, right=(2, 3))
+
+
+def _groups(data: Mapping[str, Any]) -> Section:
+    rows = tuple(
+        (
+            group["name"],
+            format_count(group["layers"]),
+            format_count(group["bytes_per_token"]),
+            "; ".join(f"{s['name']} {s['heads']} x {s['width']} {s['dtype']}" for s in group["stores"]),
+        )
+        for group in data["groups"]
+    )
+    return Section("Layers on this rank", ("group", "layers", "bytes/token", "a layer's stores"), rows, right=(1, 2))
+
+
+def _ranks(data: Mapping[str, Any]) -> Section:
+    rows = tuple(
+        (
+            "*" if rank["rank"] == data["tightest_rank"] else "",
+            str(rank["rank"]),
+            format_count(rank["layers"]),
+            format_count(rank["bytes_per_block"]),
+            format_bytes(rank["available_bytes"]),
+            format_count(rank["num_blocks"]),
+            format_bytes(rank["idle_bytes"]),
+        )
+        for rank in data["ranks"]
+    )
+    headers = ("", "rank", "layers", "bytes/block", "available", "blocks", "idle")
+    return Section("Ranks (* is the tightest)", headers, rows, right=(1, 2, 3, 4, 5, 6))
+
+
+def _settings(data: Mapping[str, Any]) -> Section:
+    rows = tuple((s["name"], s["value"], s["origin"]) for s in data["settings"])
+    return Section("Settings", ("name", "value", "from"), rows) if rows else Section()
+
+
+def _remarks(data: Mapping[str, Any]) -> list[Section]:
+    lines = [f"note: {note}" for note in data["notes"]]
+    lines += [f"warning[{warning['code']}]: {warning['text']}" for warning in data["warnings"]]
+    return [Section(lines=tuple(lines))] if lines else []
+
+
+def _bytes(size: int) -> str:
+    return f"{format_bytes(size)} ({size:,} bytes)"

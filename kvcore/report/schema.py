@@ -1,0 +1,445 @@
+"""The shapes of kvcore's answers, as types. The JSON Schemas in ``kvcore/schemas`` are generated from these.
+
+``python -m kvcore.report.schema`` writes them anew; a test fails when they have drifted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypedDict
+
+from kvcore.documents import PROFILE_SCHEMA
+from kvcore.errors import DocumentError
+
+__all__ = [
+    "ANSWERS",
+    "AllocateData",
+    "AllocationData",
+    "BoundData",
+    "CacheData",
+    "DeviceData",
+    "FactsData",
+    "GroupData",
+    "PlanData",
+    "PluginData",
+    "RankData",
+    "ReadingData",
+    "RefusalData",
+    "SettingData",
+    "TermData",
+    "checked_plan",
+    "schemas",
+]
+
+
+class TermData(TypedDict):
+    """One line of the sum."""
+
+    name: str
+    signed_bytes: int
+    reason: str
+    source: str
+    basis: str
+
+
+class BoundData(TypedDict):
+    """One upper bound on blocks."""
+
+    kind: str
+    max_blocks: int
+    reason: str
+    source: str
+    idle_bytes: int
+
+
+class StoreData(TypedDict):
+    """One array of one layer."""
+
+    name: str
+    heads: int
+    width: int
+    dtype: str
+    bytes_per_token: int
+
+
+class GroupData(TypedDict):
+    """Layers that share a block table."""
+
+    name: str
+    kind: str
+    growth: str
+    window: int | None
+    layers: int
+    bytes_per_token: int
+    stores: list[StoreData]
+
+
+class RankData(TypedDict):
+    """One rank's side of the plan."""
+
+    rank: int
+    tp_rank: int
+    pp_rank: int
+    layers: int
+    device: str | None
+    bytes_per_block: int
+    available_bytes: int
+    num_blocks: int
+    binding: str
+    cache_bytes: int
+    idle_bytes: int
+
+
+class WarningData(TypedDict):
+    """Something that the reader should know."""
+
+    code: str
+    text: str
+
+
+class SettingData(TypedDict):
+    """One setting and where its value came from."""
+
+    name: str
+    value: str
+    origin: str
+
+
+class DeviceData(TypedDict):
+    """One device."""
+
+    platform: str
+    index: int
+    key: str
+    name: str
+    kind: str
+    mapping: str
+    visible: str | None
+    parent: str | None
+
+
+class ReadingData(TypedDict):
+    """What one source said; null is unknown."""
+
+    source: str
+    scope: str
+    total_bytes: int | None
+    free_bytes: int | None
+    used_bytes: int | None
+    reserved_bytes: int | None
+    own_bytes: int | None
+    basis: str
+    note: str | None
+    skipped: str | None
+
+
+class FactsData(DeviceData):
+    """One device with its readings."""
+
+    readings: list[ReadingData]
+    granularity_bytes: int
+    largest_allocation_bytes: int | None
+    largest_allocation_elements: int | None
+
+
+class PlanData(TypedDict):
+    """A plan."""
+
+    model: str
+    engine: str
+    device: DeviceData | None
+    num_blocks: int
+    usable_blocks: int
+    reserved_blocks: int
+    block_size: int
+    tokens: int
+    max_model_len: int | None
+    max_concurrency: float | None
+    bytes_per_token: int
+    bytes_per_block: int
+    cache_bytes: int
+    available_bytes: int
+    unused_bytes: int
+    binding: BoundData
+    bounds: list[BoundData]
+    terms: list[TermData]
+    groups: list[GroupData]
+    ranks: list[RankData]
+    tightest_rank: int
+    notes: list[str]
+    warnings: list[WarningData]
+    settings: list[SettingData]
+
+
+class CacheData(TypedDict):
+    """A cache that was allocated and verified."""
+
+    rank: int
+    device: DeviceData
+    num_blocks: int
+    tensors: int
+    allocated_bytes: int
+    committed_bytes: int
+    verified_tensors: int
+    verified_blocks: int
+    verified_bytes: int
+
+
+class AllocationData(CacheData):
+    """A cache that was allocated, verified and released."""
+
+    released_bytes: int
+
+
+class AllocateData(PlanData):
+    """A plan and what came of it."""
+
+    allocation: AllocationData
+
+
+class RemedyData(TypedDict):
+    """One knob; a null value means that no value of it helps."""
+
+    knob: str
+    value: str | None
+    text: str
+
+
+class RefusalData(TypedDict):
+    """Why a plan was refused."""
+
+    shortage: str
+    rank: int
+    needed_blocks: int
+    needed_bytes: int
+    allowed_blocks: int
+    available_bytes: int
+    gap_bytes: int
+    max_model_len: int | None
+    largest_model_len: int
+    binding: BoundData
+    bounds: list[BoundData]
+    terms: list[TermData]
+    remedies: list[RemedyData]
+
+
+class DevicesData(TypedDict):
+    """The visible devices."""
+
+    devices: list[FactsData]
+
+
+class RecordData(TypedDict):
+    """A recorded device; ``profile`` is the document's text."""
+
+    device: DeviceData
+    output: str | None
+    profile: str
+
+
+class SupportData(TypedDict):
+    """How far one capability goes."""
+
+    support: str
+    reason: str | None
+
+
+class PluginData(TypedDict):
+    """What became of one plugin."""
+
+    name: str
+    distribution: str
+    version: str
+    state: str
+    reason: str | None
+    vendor: str | None
+    contract: int | None
+    accelerator: bool | None
+    capabilities: dict[str, SupportData] | None
+
+
+class PluginsData(TypedDict):
+    """All plugins."""
+
+    plugins: list[PluginData]
+
+
+class EvidenceData(TypedDict):
+    """One fact behind a detection."""
+
+    name: str
+    value: str
+
+
+class DetectionData(TypedDict):
+    """What a platform detected."""
+
+    state: str
+    reason: str
+    evidence: list[EvidenceData]
+    hint: str | None
+
+
+class ExaminedData(PluginData):
+    """One plugin with all that the doctor knows of it."""
+
+    path: str | None
+    traceback: str | None
+    detection: DetectionData | None
+
+
+class ChoiceData(TypedDict):
+    """What the rule of choice says; a null platform means that there is none."""
+
+    platform: str | None
+    reason: str
+    fallback: bool | None
+    hint: str | None
+
+
+class DoctorData(TypedDict):
+    """The doctor's findings."""
+
+    versions: dict[str, str]
+    plugins: list[ExaminedData]
+    choice: ChoiceData
+
+
+class CompletionData(TypedDict):
+    """A completion script."""
+
+    shell: str
+    script: str
+
+
+class ErrorData(TypedDict):
+    """An error: unknown members are null."""
+
+    code: str
+    what: str
+    where: str | None
+    got: str | None
+    expected: str | None
+    hint: str | None
+
+
+#: Verb -> the shape of its ``data``.
+ANSWERS: dict[str, Any] = {
+    "plan": PlanData,
+    "explain": PlanData,
+    "allocate": AllocateData,
+    "devices": DevicesData,
+    "record": RecordData,
+    "plugins": PluginsData,
+    "doctor": DoctorData,
+    "completion": CompletionData,
+}
+#: Verbs whose answer can be a refusal.
+REFUSED = ("plan", "explain", "allocate")
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """Schema name -> JSON Schema of that document."""
+    from kvcore.contract.facts import DeviceFacts
+
+    made = {f"kvcore.{verb}": _answer_schema(verb) for verb in ANSWERS}
+    made[PROFILE_SCHEMA] = _profile_schema(DeviceFacts)
+    return made
+
+
+def checked_plan(document: dict[str, Any], *, where: str) -> PlanData:
+    """The plan in a saved answer of ``kvcore plan --json``; raises :class:`DocumentError` if it holds none."""
+    import msgspec
+
+    version, data = document.get("schema_version"), document.get("data")
+    if type(version) is not int or version != 1 or document.get("status") != "ok" or not isinstance(data, dict):
+        raise DocumentError(
+            "not a saved plan that this kvcore reads",
+            code="KV-DOC-010",
+            where=where,
+            got=f"version {version!r}, status {document.get('status')!r}",
+            expected="version 1, status 'ok'",
+        )
+    try:
+        return msgspec.convert(data, PlanData, strict=True)
+    except msgspec.ValidationError as error:
+        raise DocumentError(
+            "the saved plan does not match its schema", code="KV-DOC-006", where=where, got=error
+        ) from error
+
+
+def _answer_schema(verb: str) -> dict[str, Any]:
+    import msgspec
+
+    if verb in REFUSED:
+        # One "data" or the other: which, the status says.
+        answered_schema, refusal = msgspec.json.schema(ANSWERS[verb]), msgspec.json.schema(RefusalData)
+        definitions = {**answered_schema.pop("$defs", {}), **refusal.pop("$defs", {})}
+        data: dict[str, Any] = {"anyOf": [answered_schema, refusal, {"type": "null"}]}
+    else:
+        data = msgspec.json.schema(ANSWERS[verb] | None)
+        definitions = data.pop("$defs", {})
+    error = msgspec.json.schema(ErrorData | None)
+    definitions |= error.pop("$defs", {})
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"kvcore.{verb}",
+        "type": "object",
+        "properties": {
+            "schema": {"const": f"kvcore.{verb}"},
+            "schema_version": {"const": 1},
+            "kvcore": {"type": "string"},
+            "command": {"const": verb},
+            "status": {"enum": ["ok", "no", "error"]},
+            "data": data,
+            "error": error,
+            "diagnostics": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["schema", "schema_version", "kvcore", "command", "status", "data", "error", "diagnostics"],
+        "$defs": definitions,
+    }
+    return _closed(schema)
+
+
+def _profile_schema(kind: Any) -> dict[str, Any]:
+    import msgspec
+
+    schema = msgspec.json.schema(kind)
+    definitions = schema.pop("$defs")
+    body = definitions.pop(kind.__name__)
+    body["properties"] = {
+        "schema": {"const": PROFILE_SCHEMA},
+        "schema_version": {"const": 1},
+        **body["properties"],
+        "versions": {"type": "object", "additionalProperties": {"type": "string"}},
+    }
+    body["required"] = ["schema", "schema_version", *body["required"]]
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": PROFILE_SCHEMA}
+    return _closed({**head, **{k: v for k, v in body.items() if k != "title"}, "$defs": definitions})
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Every object refuses keys that it does not name: an answer with an undocumented key is a fault."""
+    closed = {name: _closed_part(value) for name, value in schema.items()}
+    if closed.get("type") == "object" and isinstance(closed.get("properties"), dict):
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+def _closed_part(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _closed(value)
+    return [_closed_part(item) for item in value] if isinstance(value, list) else value
+
+
+def _write() -> None:
+    import json
+
+    folder = Path(__file__).parents[1] / "schemas"
+    folder.mkdir(exist_ok=True)
+    for name, schema in schemas().items():
+        (folder / f"{name}.json").write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _write()
