@@ -88,6 +88,15 @@ def parse_device_profile(raw: bytes, *, where: str) -> DeviceFacts:
                 got="; ".join(faults),
                 expected="figures in bytes, free and used within total, null for unknown",
             )
+    allocation = facts.allocation
+    if min(allocation.granularity, allocation.alignment) < 1:
+        raise DocumentError(
+            "the allocation limits of the device profile are impossible",
+            code="KV-DOC-007",
+            where=f"{where}: allocation",
+            got=f"granularity {allocation.granularity}, alignment {allocation.alignment}",
+            expected="at least 1",
+        )
     return facts
 
 

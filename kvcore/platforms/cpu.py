@@ -28,7 +28,7 @@ from kvcore.contract import (
 from kvcore.contract.capabilities import CONTRACT_VERSION
 from kvcore.errors import DeviceError
 from kvcore.platforms.hostbuf import HostBlock, Room, host_tensor
-from kvcore.platforms.hostmem import host_readings, host_room, peak_memory
+from kvcore.platforms.hostmem import committable_room, host_readings, host_room, peak_memory
 
 __all__ = ["CpuBlockSizer", "plugin"]
 
@@ -42,7 +42,7 @@ class CpuBlockSizer:
     """Readings of the host, buffers from anonymous mappings."""
 
     def __init__(self) -> None:
-        self._room = Room(host_room)
+        self._room = Room(host_room, committable_room)
 
     @hookimpl
     def kvcore_platform(self) -> PlatformInfo:

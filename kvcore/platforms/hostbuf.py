@@ -48,6 +48,8 @@ class HostBlock:
     def __init__(self, name: str, nbytes: int, *, commit: bool, room: Room) -> None:
         self.name = name
         self.nbytes = nbytes
+        if commit:
+            room.check_mapping(name, nbytes)
         self._memory: mmap.mmap | None = _map(name, nbytes, reserve=commit)
         self.committed = 0
         if not commit:
@@ -164,34 +166,43 @@ def _map(name: str, nbytes: int, *, reserve: bool) -> mmap.mmap:
 
 
 class Room:
-    """What the host can still give. The readings are looked at again before half of what they said is handed out.
+    """What the host can still give, in bytes: ``mappable`` for a new mapping, ``committable`` for pages of one.
 
-    Reading every source takes a fraction of a millisecond, and a cache has hundreds of buffers; but what was free a
-    moment ago may be a neighbour's now, so a reading is trusted for a tenth of a second and half of its bytes.
+    A limit on address space counts a mapping when it is made, so only before; memory itself is taken while pages are
+    committed. Reading every source takes a fraction of a millisecond, and a cache has hundreds of buffers; but what
+    was free a moment ago may be a neighbour's now, so a reading is trusted for a tenth of a second and half of its
+    bytes.
     """
 
     AGE = 0.1
 
-    def __init__(self, read: Callable[[], int | None]) -> None:
-        self._read = read
+    def __init__(self, mappable: Callable[[], int | None], committable: Callable[[], int | None]) -> None:
+        self._mappable = mappable
+        self._committable = committable
         self._trusted = 0
         self._until = 0.0
 
-    def check(self, name: str, nbytes: int) -> None:
-        """Raises :class:`OutOfMemory` if ``nbytes`` cannot be had."""
-        now = time.monotonic()
-        if nbytes > self._trusted or now > self._until:
-            free = self._read()
-            if free is not None and nbytes > free:
-                raise OutOfMemory(
-                    "the host has no room for an allocation",
-                    code="KV-OOM-001",
-                    where=name,
-                    got=f"{free:,} bytes ({format_bytes(free)}) can be had",
-                    expected=f"{nbytes:,} bytes ({format_bytes(nbytes)})",
-                )
-            self._trusted, self._until = (nbytes if free is None else free // 2), now + self.AGE
+    def check_mapping(self, name: str, nbytes: int) -> None:
+        """Raises :class:`OutOfMemory` if no mapping of ``nbytes`` can be made and committed."""
+        if nbytes > self._trusted or time.monotonic() > self._until:
+            self._trust(name, nbytes, self._mappable())
+
+    def check_commit(self, name: str, nbytes: int) -> None:
+        """Raises :class:`OutOfMemory` if ``nbytes`` of a mapping cannot be committed; else they count as taken."""
+        if nbytes > self._trusted or time.monotonic() > self._until:
+            self._trust(name, nbytes, self._committable())
         self._trusted -= nbytes
+
+    def _trust(self, name: str, nbytes: int, free: int | None) -> None:
+        if free is not None and nbytes > free:
+            raise OutOfMemory(
+                "the host has no room for an allocation",
+                code="KV-OOM-001",
+                where=name,
+                got=f"{free:,} bytes ({format_bytes(free)}) can be had",
+                expected=f"{nbytes:,} bytes ({format_bytes(nbytes)})",
+            )
+        self._trusted, self._until = (nbytes if free is None else max(nbytes, free // 2)), time.monotonic() + self.AGE
 
 
 def _commit(name: str, memory: mmap.mmap, nbytes: int, room: Room) -> None:
@@ -217,7 +228,7 @@ def _commit(name: str, memory: mmap.mmap, nbytes: int, room: Room) -> None:
     offsets = range(0, nbytes, chunk)
     for start in range(0, len(offsets), threads):
         parts = offsets[start : start + threads]
-        room.check(name, min(chunk * len(parts), nbytes - parts[0]))
+        room.check_commit(name, min(chunk * len(parts), nbytes - parts[0]))
         _in_parallel(populate, parts)
 
 

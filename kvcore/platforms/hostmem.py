@@ -35,7 +35,16 @@ def host_readings(root: Path = Path("/")) -> list[Reading]:
 
 def host_room() -> int | None:
     """What the host can still give this process: the least of all readings, None if none says."""
-    return min((r.free for r in host_readings() if r.free is not None), default=None)
+    return _least_free(host_readings())
+
+
+def committable_room() -> int | None:
+    """The same for memory alone, without the limits on address space, which a mapping has already met."""
+    return _least_free([reading for reading in host_readings() if reading.scope is not Scope.PROCESS])
+
+
+def _least_free(readings: list[Reading]) -> int | None:
+    return min((reading.free for reading in readings if reading.free is not None), default=None)
 
 
 def read_meminfo(root: Path = Path("/")) -> Reading:

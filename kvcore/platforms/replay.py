@@ -38,7 +38,7 @@ from kvcore.contract.capabilities import CONTRACT_VERSION, Supported
 from kvcore.contract.layout import CacheLayout
 from kvcore.errors import DeviceError, OutOfMemory, PolicyError
 from kvcore.platforms.hostbuf import HostBlock, Room, host_tensor
-from kvcore.platforms.hostmem import host_room
+from kvcore.platforms.hostmem import committable_room, host_room
 from kvcore.units import format_bytes
 
 __all__ = ["ReplayBlockSizer", "plugin"]
@@ -55,7 +55,7 @@ class ReplayBlockSizer:
         self._loaded: dict[str, DeviceFacts] | None = None
         self._held: dict[str, int] = {}
         self._peak: dict[str, int] = {}
-        self._room = Room(host_room)
+        self._room = Room(host_room, committable_room)
 
     @hookimpl
     def kvcore_platform(self) -> PlatformInfo:
