@@ -8,7 +8,7 @@ from types import TracebackType
 from kvcore.contract.capabilities import Capability
 from kvcore.contract.facts import AllocationRequest, Buffer, Device, TensorView
 from kvcore.contract.layout import CacheLayout, TensorSpec
-from kvcore.errors import BufferMisuse, VerificationFailed
+from kvcore.errors import BufferMisuse, KvcoreError, VerificationFailed
 from kvcore.handle import PlatformHandle
 
 __all__ = ["Cache", "Progress", "Released", "allocate_cache"]
@@ -80,7 +80,8 @@ class Cache:
     def read_block(self, name: str, block: int, nbytes: int | None = None, offset: int = 0) -> bytes:
         """``nbytes`` bytes (the rest, if None) of block ``block`` of tensor ``name``, from ``offset``."""
         size = self._spec(name).block_bytes - offset if nbytes is None else nbytes
-        return self.platform.read(self._buffers[name], self._start(name, block, offset, size), size)
+        start = self._start(name, block, offset, size)
+        return self.platform.read(self._buffers[name], start, size)
 
     def release(self) -> int:
         """Give everything back, last allocated first; returns the bytes freed.
@@ -160,11 +161,28 @@ def allocate_cache(
             if progress is not None:
                 progress(done, total)
         _check_outcome(platform, device, layout, num_blocks, buffers)
-    except BaseException:
-        for buffer in reversed(buffers):
-            platform.release(buffer)
+    except BaseException as error:
+        _roll_back(platform, buffers, error)
         raise
     return Cache(platform, device, layout, num_blocks, buffers, released)
+
+
+def _roll_back(platform: PlatformHandle, buffers: list[Buffer], cause: BaseException) -> None:
+    """Release what was allocated, last first; one that cannot be released does not keep the others."""
+    kept = []
+    for buffer in reversed(buffers):
+        try:
+            platform.release(buffer)
+        except KvcoreError as error:
+            kept.append(f"{buffer.name}: {error.what}")
+    if kept:
+        raise VerificationFailed(
+            "an allocation failed, and not everything could be given back",
+            code="KV-VER-005",
+            where=platform.name,
+            got="; ".join(kept),
+            expected="nothing left allocated",
+        ) from cause
 
 
 def _check_outcome(
