@@ -149,20 +149,31 @@ def _groups(data: Mapping[str, Any]) -> Section:
 
 
 def _ranks(data: Mapping[str, Any]) -> Section:
+    """One row for neighbouring ranks that are alike: thousands of ranks differ in a few ways."""
+    runs: list[list[Mapping[str, Any]]] = []
+    for rank in data["ranks"]:
+        if runs and _alike(runs[-1][-1]) == _alike(rank):
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
     rows = tuple(
         (
-            "*" if rank["rank"] == data["tightest_rank"] else "",
-            str(rank["rank"]),
-            format_count(rank["layers"]),
-            format_count(rank["bytes_per_block"]),
-            format_bytes(rank["available_bytes"]),
-            format_count(rank["num_blocks"]),
-            format_bytes(rank["idle_bytes"]),
+            "*" if any(rank["rank"] == data["tightest_rank"] for rank in run) else "",
+            str(run[0]["rank"]) if len(run) == 1 else f"{run[0]['rank']}-{run[-1]['rank']}",
+            format_count(run[0]["layers"]),
+            format_count(run[0]["bytes_per_block"]),
+            format_bytes(run[0]["available_bytes"]),
+            format_count(run[0]["num_blocks"]),
+            format_bytes(run[0]["idle_bytes"]),
         )
-        for rank in data["ranks"]
+        for run in runs
     )
-    headers = ("", "rank", "layers", "bytes/block", "available", "blocks", "idle")
-    return Section("Ranks (* is the tightest)", headers, rows, right=(1, 2, 3, 4, 5, 6))
+    headers = ("", "ranks", "layers", "bytes/block", "available", "blocks", "idle")
+    return Section("Ranks (* is the tightest)", headers, rows, right=(2, 3, 4, 5, 6))
+
+
+def _alike(rank: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(value for name, value in rank.items() if name not in ("rank", "tp_rank"))
 
 
 def _settings(data: Mapping[str, Any]) -> Section:
