@@ -26,7 +26,7 @@ __all__ = ["PlatformBase"]
 
 
 class PlatformBase:
-    """Implements every hook of :class:`~kvcore.contract.BlockSizer` but ``kvcore_platform``."""
+    """Implements every hook of :class:`~kvcore.contract.hookspecs.BlockSizer` but ``kvcore_platform``."""
 
     def kvcore_platform(self) -> PlatformInfo:
         """Each platform says for itself who it is; decorate the override with ``@hookimpl``."""
