@@ -1,0 +1,1 @@
+"""Speed and fit, as ratios within one run: ``python -m benchmarks [NAME...]``."""
