@@ -83,7 +83,7 @@ def main() -> None:
     ratios, failures = [], 0
     try:
         for _ in range(TRIALS):
-            limit = generator.randrange(128, 768) * MIB
+            limit = generator.randrange(256, 1024) * MIB
             layers, block_bytes = generator.randrange(1, 40), generator.choice((4096, 16384, 65536))
             if group is not None:
                 (group / "memory.limit_in_bytes").write_text(str(limit))

@@ -18,7 +18,6 @@ HEAVY = {
     "multiprocessing",
     "numpy",
     "paddle",
-    "psutil",
     "pynvml",
     "pytest",
     "rich",

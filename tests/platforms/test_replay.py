@@ -26,9 +26,13 @@ from kvcore.contract import (
 )
 from kvcore.contract.validate import reading_faults
 from kvcore.documents import dump_device_profile, load_device_profile, parse_device_profile
-from kvcore.errors import BufferMisuse, DeviceError, DocumentError, OutOfMemory
+from kvcore.errors import BufferMisuse, DeviceError, DocumentError, KvcoreError, OutOfMemory
 from kvcore.platforms.replay import ReplayBlockSizer
 from kvcore.registry import default_registry
+from kvcore.sizing.plan import make_plan
+
+from ..cache.conftest import handle_of
+from ..sizing.build import inputs, uniform
 
 MIB = 1024**2
 
@@ -168,6 +172,25 @@ def test_a_recorded_device_gives_the_same_plan_anywhere(tmp_path: Path) -> None:
     import socket
 
     assert socket.gethostname() not in path.read_text()
+
+
+@given(profiles())
+def test_replaying_a_record_plans_as_the_device_did(facts: DeviceFacts) -> None:
+    """plan(replay(record(x))) == plan(x), for whatever was recorded."""
+    recorded = parse_device_profile(dump_device_profile(facts).encode(), where="test")
+    platform = handle_of(ReplayBlockSizer([recorded], backing="address_space"))
+    device = platform.device()
+    read = replace(platform.facts(device), limits=recorded.limits, reserves=recorded.reserves)
+    layout = uniform(layers=4, heads=2, width=64)
+    outcomes = []
+    for held in (facts, read):
+        question = inputs(replace(layout, alignment=held.allocation.granularity), held)
+        try:
+            made = make_plan(question)
+            outcomes.append((made.num_blocks, made.terms, made.bounds, made.warnings))
+        except KvcoreError as error:
+            outcomes.append((error.code, error.what))
+    assert outcomes[0] == outcomes[1]
 
 
 def profile_text(**changed: object) -> bytes:

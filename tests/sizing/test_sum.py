@@ -168,6 +168,20 @@ def test_the_element_limits_of_the_design(heads: int, expected: int) -> None:
     assert plan.num_blocks == expected
 
 
+@given(layouts, st.integers(1, 2**31))
+def test_block_ids_and_slots_are_bounds_too(layout: CacheLayout, bound: int) -> None:
+    """A block table of 32 bits counts blocks; a slot mapping of 32 bits counts tokens (B37: LightLLM#998)."""
+    memory = layout.bytes(bound + 1)
+    ids = Limit(LimitKind.BLOCK_ID, LimitUnit.BLOCKS, bound, "type of the block table", "engine")
+    slots = Limit(LimitKind.SLOTS, LimitUnit.TOKENS, bound, "type of the slot mapping", "engine")
+    by_id = solve(inputs(layout, None, kv_cache_memory=(memory,), limits=(ids,)))
+    by_slot = solve(inputs(layout, None, kv_cache_memory=(memory,), limits=(slots,)))
+    assert by_id.num_blocks == bound
+    assert by_slot.num_blocks == bound // layout.block_size
+    both = solve(inputs(layout, None, kv_cache_memory=(memory,), limits=(ids, slots)))
+    assert both.num_blocks == min(by_id.num_blocks, by_slot.num_blocks)
+
+
 @given(layouts, st.integers(1, 2**40), st.integers(1, 2**34))
 def test_allocation_limits_bound_every_tensor(layout: CacheLayout, memory: int, most: int) -> None:
     held = facts(reading(memory, memory), allocation=AllocationLimits(max_bytes=most, max_elements=most))
