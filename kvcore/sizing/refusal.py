@@ -92,7 +92,7 @@ def refuse(
         _what(refusal, inputs),
         refusal=refusal,
         code=_CODES[outcome.shortage],
-        where=f"rank {number}" if len(outcome.ranks) > 1 else None,
+        where=_where(rank, number if len(outcome.ranks) > 1 else None),
         got=f"{format_bytes(available)} available ({available:,} bytes), {refusal.allowed_blocks:,} blocks",
         expected=f"{format_bytes(needed_bytes)} ({needed_bytes:,} bytes), {needed_blocks:,} blocks",
         hint="; ".join(working) if working else "no single setting makes it fit",
@@ -124,6 +124,11 @@ def _needed_blocks(inputs: Inputs, outcome: Outcome, rank: RankPlan) -> int:
     request = rank.layout.request_blocks(length) if length is not None else 1
     needed = request + inputs.reserved_blocks
     return -(-needed // inputs.block_multiple) * inputs.block_multiple
+
+
+def _where(rank: RankPlan, number: int | None) -> str | None:
+    device = [] if rank.facts is None else [f"{rank.facts.device.platform} device {rank.facts.device.key}"]
+    return ", ".join([*device, *([] if number is None else [f"rank {number}"])]) or None
 
 
 def _what(refusal: Refusal, inputs: Inputs) -> str:
