@@ -44,7 +44,8 @@ def _settings() -> str:
         "# Settings",
         "",
         "Each setting can be a flag, a variable or a line of a TOML policy file (`--policy FILE`), in this order of",
-        "precedence; a plan shows each value and where it came from. Sizes take `24GiB` (1024) and `24GB` (1000).",
+        "precedence; a plan shows each value and where it came from. `KVCORE_POLICY` names a",
+        "policy file where no flag does. Sizes take `24GiB` (1024) and `24GB` (1000).",
         "",
         "| flags | variable | value | default | meaning |",
         "|---|---|---|---|---|",
@@ -59,7 +60,7 @@ def _settings() -> str:
 
 def _cli() -> str:
     parts = ["# Command line", "", "Exit status: 0 yes; 1 it ran, and the answer is no; 2 wrong usage or input;"]
-    parts += ["3 no usable platform or device; 70 a fault of kvcore itself.", ""]
+    parts += ["3 no usable platform or device; 70 a fault of kvcore itself; 74 the answer could not be written.", ""]
     for verb in VERBS:
         parts += [f"## kvcore {verb}", "", "```console", _output(f"{verb} --help").rstrip(), "```", ""]
     return "\n".join(parts)

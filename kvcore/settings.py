@@ -19,11 +19,26 @@ from kvcore.errors import PolicyError
 from kvcore.sizing.policy import OnShortage, Policy, ShareOf
 from kvcore.units import parse_fraction, parse_size
 
-__all__ = ["SETTINGS", "Resolved", "Setting", "policy_of", "read_policy_file", "resolve"]
+__all__ = [
+    "FILE_VARIABLE",
+    "SETTINGS",
+    "Resolved",
+    "Setting",
+    "misspelled_variables",
+    "policy_of",
+    "read_policy_file",
+    "resolve",
+]
 
 #: A policy file has a few lines.
 LARGEST_POLICY_FILE: Final = 64 * 1024
 LARGEST_COUNT: Final = 2**63 - 1
+#: Names the policy file, where no flag does.
+FILE_VARIABLE: Final = "KVCORE_POLICY"
+#: Variables that are no settings: those of the registry and of the replay platform.
+OTHER_VARIABLES: Final = frozenset(
+    {FILE_VARIABLE, "KVCORE_PLUGINS", "KVCORE_DISABLE_PLUGINS", "KVCORE_REPLAY", "KVCORE_REPLAY_BACKING"}
+)
 
 Parser = Callable[[str, str], Any]
 
@@ -189,15 +204,18 @@ def _activations(text: str, where: str) -> Reserve:
 
 def _index_limit(text: str, where: str) -> Limit:
     """``bits=32,signed,unit=elements,stride=layer``; the stride may be a number of units that one block adds."""
-    pairs = (part.strip().partition("=") for part in text.split(","))
+    pairs = [part.strip().partition("=") for part in text.split(",")]
     parts = {name: value for name, _, value in pairs}
+    twice = len(parts) < len(pairs)
     unknown = set(parts) - {"bits", "signed", "unsigned", "unit", "stride"}
+    # "signed=false" would read as unsigned and be taken as signed.
+    valued = any(parts.get(name) for name in ("signed", "unsigned"))
     bits = parts.get("bits", "")
     unit = parts.get("unit", "elements")
     stride = parts.get("stride", Stride.LAYER.value)
     named = stride in {member.value for member in Stride}
     valid = bits in ("31", "32", "63", "64") and unit in ("elements", "bytes") and (named or stride.isdigit())
-    if unknown or not valid or ("signed" in parts and "unsigned" in parts):
+    if unknown or twice or valued or not valid or ("signed" in parts and "unsigned" in parts):
         raise PolicyError(
             "not an index limit",
             code="KV-POL-042",
@@ -308,20 +326,38 @@ def resolve(
     file: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] = os.environ,
     origin: str | None = None,
+    names: Iterable[str] | None = None,
 ) -> Resolved:
     """Every setting that someone gave, by precedence. Raises :class:`PolicyError` for a value that cannot be.
 
     ``flags`` maps a setting's name to its text; ``origin`` says where these come from, if not from the command line.
+    Without ``file``, the variable ``KVCORE_POLICY`` may name one. ``names`` are the settings that matter (None: all).
     """
+    file = file if file is not None else environ.get(FILE_VARIABLE)
     from_file = {} if file is None else read_policy_file(file)
     values, texts, origins = {}, {}, {}
-    for setting in SETTINGS:
+    for setting in SETTINGS if names is None else [_BY_NAME[name] for name in names]:
         found = _given(setting, flags, environ, from_file, file, origin)
         if found is not None:
             text, place = found
+            _refuse_control_characters(text, place)
             values[setting.name] = setting.parse(text, place)
             texts[setting.name], origins[setting.name] = text, place
     return Resolved(values, texts, origins)
+
+
+def misspelled_variables(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """A line for each ``KVCORE_*`` variable that no one reads and that looks like a setting's.
+
+    Others stay unmentioned: a plugin may have variables of its own.
+    """
+    known = {setting.variable for setting in SETTINGS} | OTHER_VARIABLES
+    lines = []
+    for name in sorted(environ):
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.85) if name.startswith("KVCORE_") else []
+        if near and name not in known:
+            lines.append(f"{name} is no setting and has no effect: did you mean {near[0]}?")
+    return tuple(lines)
 
 
 def read_policy_file(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -362,7 +398,9 @@ def policy_of(resolved: Resolved) -> Policy:
             where=" and ".join(resolved.origins[name] for name in ("utilization", "kv_cache_memory")),
             expected="one of them",
         )
-    reserves = [resolved.get(name) for name in ("weights", "activations")]
+    named = [resolved.get(name) for name in ("weights", "activations")]
+    reserves = (*(r for r in named if r is not None), *resolved.get("reserve", ()))
+    _refuse_same_names(reserves)
     fields = {
         name: resolved.values[name]
         for name in (
@@ -384,10 +422,37 @@ def policy_of(resolved: Resolved) -> Policy:
     limit = resolved.get("index_limit")
     return Policy(
         **fields,
-        reserves=(*(r for r in reserves if r is not None), *resolved.get("reserve", ())),
+        reserves=reserves,
         limits=() if limit is None else (limit,),
         origins=dict(resolved.origins),
     )
+
+
+def _refuse_same_names(reserves: Sequence[Reserve]) -> None:
+    """A name is a reserve's identity in the sum, so that of two with one name only one would count."""
+    seen: dict[str, str] = {}
+    for reserve in reserves:
+        if reserve.name in seen:
+            raise PolicyError(
+                "a reserve named twice: only one of them would count",
+                code="KV-POL-046",
+                where=" and ".join(dict.fromkeys((seen[reserve.name], reserve.source))),
+                got=reserve.name,
+                expected="a name of its own for each reserve",
+            )
+        seen[reserve.name] = reserve.source
+
+
+def _refuse_control_characters(text: str, where: str) -> None:
+    """No name, path or number has them; in a path they would fail late, on a terminal they would act."""
+    if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in text):
+        raise PolicyError(
+            "a value with control characters",
+            code="KV-POL-037",
+            where=where,
+            got=ascii(text[:80]),
+            expected="characters that can be printed",
+        )
 
 
 def _given(

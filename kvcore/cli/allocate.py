@@ -12,7 +12,7 @@ import click
 from kvcore import api
 from kvcore.cache.allocate import Progress
 from kvcore.cli.answer import Answer, output_options
-from kvcore.cli.planning import chosen_facts, fallback_note, made_plan, resolved, setting_options
+from kvcore.cli.planning import made_plan, resolved, setting_options
 from kvcore.errors import PolicyError
 from kvcore.report.data import cache_data, plan_data
 from kvcore.report.plan_text import allocation_sections, plan_sections
@@ -30,8 +30,7 @@ def command(model: str, rank: int, **options: Any) -> Answer:
     """Plan MODEL's cache, allocate one rank's on this device, verify it, report and release."""
     settings = resolved(options)
     _refuse_profile(settings)
-    facts, choice = chosen_facts(settings, needed=True)
-    plan = made_plan(model, settings, facts)
+    plan = made_plan(model, settings, device_needed=True)
     if not 0 <= rank < len(plan.ranks):
         raise PolicyError(
             "no such rank", code="KV-POL-036", where="--rank", got=rank, expected=f"0 to {len(plan.ranks) - 1}"
@@ -40,7 +39,6 @@ def command(model: str, rank: int, **options: Any) -> Answer:
     return Answer(
         data,
         lambda: [*plan_sections(data), *allocation_sections(data["allocation"])],
-        diagnostics=fallback_note(choice),
     )
 
 

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from kvcore import __version__
 from kvcore.errors import DoesNotFit, KvcoreError
-from kvcore.report.text import Section, plain, show_rich
+from kvcore.report.text import Section, plain, printable, show_rich
 
-__all__ = ["Answer", "emit", "emit_error", "output_options"]
+__all__ = ["Answer", "CannotWrite", "emit", "emit_error", "note", "output_options", "silence"]
 
 SCHEMA_VERSION = 1
+#: The schema of a failure before a verb is known.
+NO_VERB = "error"
+
+
+class CannotWrite(KvcoreError):
+    """Standard output is closed, or its device is full: the answer was found and is lost."""
+
+    exit_code = 74  # EX_IOERR of sysexits.h
+    default_code = "KV-OUT-001"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +37,11 @@ class Answer:
     data: Mapping[str, object]
     sections: Callable[[], Sequence[Section]]
     exit_code: int = 0
-    diagnostics: tuple[str, ...] = field(default=())
+
+
+def note(text: str) -> None:
+    """Something to know beside the answer, which is said also if there is none: standard error, or ``diagnostics``."""
+    click.get_current_context().obj.append(text)
 
 
 def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,22 +50,25 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--json", is_flag=True, expose_value=False, help="Answer as one JSON object.")(command)
 
 
-def emit(answer: Answer, verb: str, *, as_json: bool) -> None:
-    """The answer on standard output; diagnostics on standard error."""
+def emit(answer: Answer, verb: str | None, *, as_json: bool, notes: Sequence[str] = ()) -> None:
+    """The answer on standard output, the notes on standard error. Raises :class:`CannotWrite`."""
     if as_json:
         status = "ok" if answer.exit_code == 0 else "no"
-        _print_json(verb, status, data=answer.data, error=None, diagnostics=answer.diagnostics)
+        _print_json(verb, status, data=answer.data, error=None, diagnostics=notes)
         return
-    for line in answer.diagnostics:
-        click.echo(line, err=True)
-    if _on_terminal():
-        show_rich(answer.sections())
-    else:
-        click.echo(plain(answer.sections()))
+    _say_beside(notes)
+    with _writing():
+        if _on_terminal():
+            show_rich(answer.sections())
+        else:
+            click.echo(_encodable(plain(answer.sections())))
 
 
-def emit_error(error: KvcoreError, verb: str, *, as_json: bool) -> None:
-    """The error: as JSON on standard output (a program reads it there), as text on standard error."""
+def emit_error(error: KvcoreError, verb: str | None, *, as_json: bool, notes: Sequence[str] = ()) -> None:
+    """The error: as JSON on standard output (a program reads it there), as text on standard error.
+
+    Raises :class:`CannotWrite` where the JSON cannot be written.
+    """
     from kvcore.report.data import refusal_data
     from kvcore.report.plan_text import refusal_sections
     from kvcore.sizing.refusal import Refusal
@@ -59,11 +77,42 @@ def emit_error(error: KvcoreError, verb: str, *, as_json: bool) -> None:
     data = refusal_data(refusal) if isinstance(refusal, Refusal) else None
     if as_json:
         status = "no" if error.exit_code == 1 else "error"
-        _print_json(verb, status, data=data, error=error.to_dict(), diagnostics=())
+        _print_json(verb, status, data=data, error=error.to_dict(), diagnostics=notes)
         return
-    click.echo(_error_text(error), err=True)
-    if data is not None:
-        click.echo("\n" + plain(refusal_sections(data)), err=True)
+    refused = [] if data is None else ["\n" + plain(refusal_sections(data))]
+    _say_beside([*notes, _error_text(error), *refused])
+
+
+def silence() -> None:
+    """Nothing more can be written to standard output, and the interpreter must not try when it ends."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    if sys.stdout is None:
+        raise CannotWrite("the answer cannot be written", where="standard output", got="it is closed")
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        silence()
+        raise CannotWrite("the answer cannot be written", where="standard output", got=error.strerror) from error
+
+
+def _say_beside(lines: Iterable[str]) -> None:
+    # Where standard error cannot be written, the exit status is all that is left to say it with.
+    with contextlib.suppress(OSError):
+        for line in lines:
+            click.echo(printable(line, lines=True), err=True)
+
+
+def _encodable(text: str) -> str:
+    """``text`` with escapes for what standard output has no character for."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _error_text(error: KvcoreError) -> str:
@@ -74,7 +123,7 @@ def _error_text(error: KvcoreError) -> str:
 
 
 def _print_json(
-    verb: str,
+    verb: str | None,
     status: str,
     *,
     data: Mapping[str, object] | None,
@@ -82,7 +131,7 @@ def _print_json(
     diagnostics: Sequence[str],
 ) -> None:
     document = {
-        "schema": f"kvcore.{verb}",
+        "schema": f"kvcore.{verb or NO_VERB}",
         "schema_version": SCHEMA_VERSION,
         "kvcore": __version__,
         "command": verb,
@@ -91,10 +140,9 @@ def _print_json(
         "error": error,
         "diagnostics": list(diagnostics),
     }
-    click.echo(json.dumps(document, indent=2, allow_nan=False))
+    with _writing():
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
 
 
 def _on_terminal() -> bool:
-    import os
-
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
-import os
 import signal
-import sys
 from collections.abc import Sequence
 
 import click
 
 from kvcore import __version__
-from kvcore.cli.answer import Answer, emit, emit_error
+from kvcore.cli.answer import Answer, CannotWrite, emit, emit_error, silence
 from kvcore.errors import InputError, KvcoreError
 
 __all__ = ["VERBS", "cli", "run"]
@@ -60,11 +59,16 @@ def cli() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run the command line ``arguments``; returns the exit status and raises nothing."""
     as_json, debug = "--json" in arguments, "--debug" in arguments
-    verb = next((argument for argument in arguments if argument in VERBS), "kvcore")
+    verb = next((argument for argument in arguments if argument in VERBS), None)
+    notes: list[str] = []
+
+    def failed(error: KvcoreError) -> int:
+        return _failed(error, verb, as_json=as_json, debug=debug, notes=notes)
+
     try:
-        answer = cli.main(list(arguments), prog_name="kvcore", standalone_mode=False)
+        answer = cli.main(list(arguments), prog_name="kvcore", standalone_mode=False, obj=notes)
         if isinstance(answer, Answer):
-            emit(answer, verb, as_json=as_json)
+            emit(answer, verb, as_json=as_json, notes=notes)
             return answer.exit_code
         return answer if isinstance(answer, int) else 0
     except click.exceptions.Abort:
@@ -72,34 +76,50 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _interrupted()
     except BrokenPipeError:
-        # Whoever read the output has gone; nothing is left to say, and the interpreter must not flush again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read the output has gone, and nothing is left to say.
+        silence()
         return 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
     except click.ClickException as error:
-        wrong = InputError(
-            error.format_message(), code="KV-IN-002", hint=f"kvcore {verb} --help" if verb in VERBS else "kvcore --help"
-        )
-        return _failed(wrong, verb, as_json=as_json, debug=debug)
+        hint = f"kvcore {verb} --help" if verb else "kvcore --help"
+        return failed(InputError(error.format_message(), code="KV-IN-002", hint=hint))
     except KvcoreError as error:
-        return _failed(error, verb, as_json=as_json, debug=debug)
+        return failed(error)
     except Exception as error:  # noqa: BLE001 - the last line of defence: shown as what it is, a fault of kvcore
+        if _output_is_full(error):
+            silence()
+            return failed(CannotWrite("the help cannot be written", where="standard output", got=error))
         fault = KvcoreError(
             f"a fault of kvcore: {type(error).__name__}: {error}",
             code="KV-BUG-001",
             hint="please report it, with the output of the same command and --debug",
         )
         fault.__cause__ = error
-        _failed(fault, verb, as_json=as_json, debug=debug)
+        failed(fault)
         return EXIT_FAULT
 
 
-def _failed(error: KvcoreError, verb: str, *, as_json: bool, debug: bool) -> int:
-    emit_error(error, verb, as_json=as_json)
+def _failed(error: KvcoreError, verb: str | None, *, as_json: bool, debug: bool, notes: Sequence[str]) -> int:
+    # What cannot be written to standard output cannot be answered there.
+    as_json = as_json and not isinstance(error, CannotWrite)
+    try:
+        emit_error(error, verb, as_json=as_json, notes=notes)
+    except CannotWrite as lost:
+        emit_error(lost, verb, as_json=False)
+        return lost.exit_code
     if debug:
         import traceback
 
         traceback.print_exception(error)
     return error.exit_code
+
+
+def _output_is_full(error: Exception) -> bool:
+    """Whether click could not write a help text, which it does itself. Files' own errors have a name or a code."""
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    return isinstance(error, OSError) and error.errno in full and error.filename is None
 
 
 def _interrupted() -> int:

@@ -19,4 +19,4 @@ def command(shell: str) -> Answer:
     kind = get_completion_class(shell)
     assert kind is not None
     script = kind(cli, {}, "kvcore", "_KVCORE_COMPLETE").source()
-    return Answer({"shell": shell, "script": script}, lambda: [Section(lines=(script,))])
+    return Answer({"shell": shell, "script": script}, lambda: [Section(lines=tuple(script.splitlines()))])

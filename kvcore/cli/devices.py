@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kvcore.cli.answer import Answer, output_options
+from kvcore.cli.answer import Answer, note, output_options
 from kvcore.errors import KvcoreError
 from kvcore.registry import default_registry
 from kvcore.report.data import facts_data
@@ -21,20 +21,19 @@ def command(platform: str | None) -> Answer:
     registry = default_registry()
     names = [platform] if platform else sorted(registry.platforms)
     devices: list[FactsData] = []
-    problems = []
     for name in names:
         handle = registry.choose(name).platform if platform else registry.platform(name)
         detection = handle.detect() if platform else registry.detect()[name]
         if detection.state.value != "available":
-            problems.append(f"{name}: {detection.reason}")
+            note(f"{name}: {detection.reason}")
             continue
         try:
             devices += [facts_data(handle.facts(device)) for device in handle.devices()]
         except KvcoreError as error:
             if platform:
                 raise
-            problems.append(f"{name}: {error.what}: {error.got}")
-    return Answer({"devices": devices}, lambda: _sections(devices), diagnostics=tuple(problems))
+            note(f"{name}: {error.what}: {error.got}")
+    return Answer({"devices": devices}, lambda: _sections(devices))
 
 
 def _sections(devices: list[FactsData]) -> list[Section]:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from kvcore.cli.answer import Answer, output_options
-from kvcore.cli.planning import chosen_facts, fallback_note, made_plan, resolved, setting_options
+from kvcore.cli.planning import made_plan, resolved, setting_options
 from kvcore.report.data import plan_data
 from kvcore.report.plan_text import plan_sections
 
@@ -23,7 +23,5 @@ def command(model: str, **options: Any) -> Answer:
     measured: the plan follows from the size alone.
     """
     settings = resolved(options)
-    facts, choice = chosen_facts(settings, needed=False)
-    plan = made_plan(model, settings, facts)
-    data = plan_data(plan, settings)
-    return Answer(data, lambda: plan_sections(data), diagnostics=fallback_note(choice))
+    data = plan_data(made_plan(model, settings), settings)
+    return Answer(data, lambda: plan_sections(data))

@@ -8,15 +8,16 @@ from typing import Any
 import click
 
 from kvcore import api
-from kvcore.contract.facts import DeviceFacts
+from kvcore.cli.answer import note
+from kvcore.contract.facts import Device, DeviceFacts
 from kvcore.documents import load_device_profile
 from kvcore.errors import KvcoreError, PolicyError
 from kvcore.geometry import ModelConfig, read_config
-from kvcore.registry import Choice, default_registry
-from kvcore.settings import SETTINGS, Resolved, policy_of, resolve
+from kvcore.registry import default_registry
+from kvcore.settings import FILE_VARIABLE, SETTINGS, Resolved, misspelled_variables, policy_of, resolve
 from kvcore.sizing.plan import Alternative, Plan
 
-__all__ = ["chosen_facts", "made_plan", "resolved", "setting_options"]
+__all__ = ["chosen_device", "made_plan", "resolved", "setting_options"]
 
 #: Tensor-parallel sizes that a refusal tries, as far as the heads allow.
 TP_TRIED = (1, 2, 4, 8, 16, 32, 64)
@@ -24,7 +25,8 @@ TP_TRIED = (1, 2, 4, 8, 16, 32, 64)
 
 def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """An option for each setting, and ``--policy``."""
-    command = click.option("--policy", "policy_file", metavar="FILE", help="TOML file with settings.")(command)
+    text = f"TOML file with settings. [{FILE_VARIABLE}]"
+    command = click.option("--policy", "policy_file", metavar="FILE", help=text)(command)
     for setting in reversed(SETTINGS):
         text = f"{setting.help} [{setting.variable}; default: {setting.default}]"
         if setting.switch:
@@ -40,10 +42,20 @@ def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def resolved(options: dict[str, Any]) -> Resolved:
     """The settings from a command's options, the environment and the policy file."""
     file = options.pop("policy_file")
+    for line in misspelled_variables():
+        note(line)
     return resolve(options, file=file)
 
 
-def chosen_facts(settings: Resolved, *, needed: bool) -> tuple[tuple[DeviceFacts, ...], Choice | None]:
+def chosen_device(settings: Resolved) -> Device:
+    """The device that the settings name, or that the rule of choice gives; says so if the CPU stands in."""
+    choice = default_registry().choose(settings.get("platform"))
+    if choice.fallback:
+        note(f"using cpu: {choice.reason}")
+    return choice.platform.device(settings.get("device"))
+
+
+def _chosen_facts(settings: Resolved, *, needed: bool) -> tuple[DeviceFacts, ...]:
     """What is known of the devices to plan for: recorded, or read here by the rule of choice.
 
     Without a name for a device and with an absolute size there is nothing to measure, unless it is ``needed``.
@@ -57,36 +69,36 @@ def chosen_facts(settings: Resolved, *, needed: bool) -> tuple[tuple[DeviceFacts
                 where=settings.origins["device_profile"],
                 expected="either a profile, or a platform and device",
             )
-        return tuple(load_device_profile(path) for path in profiles), None
+        return tuple(load_device_profile(path) for path in profiles)
     named = settings.get("platform") is not None or settings.get("device") is not None
     if not named and not needed and settings.get("kv_cache_memory") is not None:
-        return (), None
-    choice = default_registry().choose(settings.get("platform"))
-    device = choice.platform.device(settings.get("device"))
-    return (api.device_facts(device),), choice
+        return ()
+    return (api.device_facts(chosen_device(settings)),)
 
 
-def made_plan(model: str, settings: Resolved, facts: tuple[DeviceFacts, ...]) -> Plan:
-    """The plan that the settings ask for, for every rank."""
+def made_plan(model: str, settings: Resolved, *, device_needed: bool = False) -> Plan:
+    """The plan that the settings ask for, for every rank. Nothing is measured before all input is found right."""
+    policy = policy_of(settings)
     config = read_config(model)
     ranks = _layouts(config, settings)
+    facts = _chosen_facts(settings, needed=device_needed)
     return api.plan(
         ranks,
         facts=None if not facts else (facts[0] if len(facts) == 1 else facts),
-        policy=policy_of(settings),
+        policy=policy,
         alternatives=lambda: _alternatives(config, settings),
     )
-
-
-def fallback_note(choice: Choice | None) -> tuple[str, ...]:
-    """Said on standard error when the CPU stands in for an accelerator."""
-    return (f"using cpu: {choice.reason}",) if choice is not None and choice.fallback else ()
 
 
 def _layouts(config: ModelConfig, settings: Resolved, **changed: Any) -> Any:
     names = ("tp", "pp", "pp_layers", "block_size", "dtype", "kv_cache_dtype", "draft_layers")
     options = {name: settings.values[name] for name in names if name in settings.values}
-    return api.layouts(config, **{**options, **changed})
+    try:
+        return api.layouts(config, **{**options, **changed})
+    except PolicyError as error:
+        # The geometry knows the name of an argument; the user needs the flag, variable or file that gave it.
+        error.where = settings.origins.get(error.where or "", error.where)
+        raise
 
 
 def _alternatives(config: ModelConfig, settings: Resolved) -> Iterable[Alternative]:

@@ -8,11 +8,12 @@ import click
 
 from kvcore import api
 from kvcore.cli.answer import Answer, output_options
+from kvcore.cli.planning import chosen_device
 from kvcore.documents import dump_device_profile
 from kvcore.errors import DocumentError
-from kvcore.registry import default_registry
 from kvcore.report.data import device_data
 from kvcore.report.text import Section
+from kvcore.settings import resolve
 
 
 @click.command("record")
@@ -22,8 +23,8 @@ from kvcore.report.text import Section
 @output_options
 def command(platform: str | None, device: str | None, output: str | None) -> Answer:
     """Write down a device as a profile: readings, limits, versions, and nothing personal."""
-    choice = default_registry().choose(platform)
-    facts = api.device_facts(choice.platform.device(device))
+    settings = resolve({"platform": platform, "device": device}, names=("platform", "device"))
+    facts = api.device_facts(chosen_device(settings))
     text = dump_device_profile(facts)
     if output is not None:
         try:

@@ -28,6 +28,7 @@ __all__ = [
     "SettingData",
     "TermData",
     "checked_plan",
+    "checked_refusal",
     "schemas",
 ]
 
@@ -343,39 +344,75 @@ def schemas() -> dict[str, dict[str, Any]]:
     from kvcore.contract.facts import DeviceFacts
 
     made = {f"kvcore.{verb}": _answer_schema(verb) for verb in ANSWERS}
+    made["kvcore.error"] = _answer_schema(None)
     made[PROFILE_SCHEMA] = _profile_schema(DeviceFacts)
     return made
 
 
 def checked_plan(document: dict[str, Any], *, where: str) -> PlanData:
     """The plan in a saved answer of ``kvcore plan --json``; raises :class:`DocumentError` if it holds none."""
+    plan: PlanData = _checked(document, PlanData, "ok", where)
+    _refuse_wrong_sums(plan, where)
+    return plan
+
+
+def checked_refusal(document: dict[str, Any], *, where: str) -> RefusalData:
+    """The refusal in a saved answer; raises :class:`DocumentError` if it holds none."""
+    refusal: RefusalData = _checked(document, RefusalData, "no", where)
+    return refusal
+
+
+def _checked(document: dict[str, Any], kind: Any, status: str, where: str) -> Any:
     import msgspec
 
-    version, data = document.get("schema_version"), document.get("data")
-    if type(version) is not int or version != 1 or document.get("status") != "ok" or not isinstance(data, dict):
+    schema, version, data = (document.get(name) for name in ("schema", "schema_version", "data"))
+    planned = schema in [f"kvcore.{verb}" for verb in REFUSED]
+    if not planned or type(version) is not int or version != 1 or document.get("status") != status:
         raise DocumentError(
             "not a saved plan that this kvcore reads",
             code="KV-DOC-010",
             where=where,
-            got=f"version {version!r}, status {document.get('status')!r}",
-            expected="version 1, status 'ok'",
+            got=f"{schema}, version {version!r}, status {document.get('status')!r}",
+            expected="an answer of kvcore plan, version 1, with status 'ok' or 'no'",
         )
     try:
-        return msgspec.convert(data, PlanData, strict=True)
+        return msgspec.convert(data, kind, strict=True)
     except msgspec.ValidationError as error:
         raise DocumentError(
             "the saved plan does not match its schema", code="KV-DOC-006", where=where, got=error
         ) from error
 
 
-def _answer_schema(verb: str) -> dict[str, Any]:
+def _refuse_wrong_sums(plan: PlanData, where: str) -> None:
+    """What is shown to be added up by hand must add up, whoever edited the file."""
+    identities = {
+        "terms add up to available_bytes": sum(t["signed_bytes"] for t in plan["terms"]) == plan["available_bytes"],
+        "cache_bytes + unused_bytes = available_bytes": plan["cache_bytes"] + plan["unused_bytes"]
+        == plan["available_bytes"],
+        "usable_blocks + reserved_blocks = num_blocks": plan["usable_blocks"] + plan["reserved_blocks"]
+        == plan["num_blocks"],
+        "tokens = usable_blocks * block_size": plan["tokens"] == plan["usable_blocks"] * plan["block_size"],
+    }
+    for identity, holds in identities.items():
+        if not holds:
+            raise DocumentError(
+                "the saved plan does not add up", code="KV-DOC-011", where=f"{where}: data", expected=identity
+            )
+
+
+def _answer_schema(verb: str | None) -> dict[str, Any]:
+    """The schema of a verb's answers, or of a failure before any verb was known."""
     import msgspec
 
-    if verb in REFUSED:
+    name = verb or "error"
+    if verb is None:
+        data: dict[str, Any] = {"type": "null"}
+        definitions: dict[str, Any] = {}
+    elif verb in REFUSED:
         # One "data" or the other: which, the status says.
         answered_schema, refusal = msgspec.json.schema(ANSWERS[verb]), msgspec.json.schema(RefusalData)
         definitions = {**answered_schema.pop("$defs", {}), **refusal.pop("$defs", {})}
-        data: dict[str, Any] = {"anyOf": [answered_schema, refusal, {"type": "null"}]}
+        data = {"anyOf": [answered_schema, refusal, {"type": "null"}]}
     else:
         data = msgspec.json.schema(ANSWERS[verb] | None)
         definitions = data.pop("$defs", {})
@@ -383,10 +420,10 @@ def _answer_schema(verb: str) -> dict[str, Any]:
     definitions |= error.pop("$defs", {})
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"kvcore.{verb}",
+        "title": f"kvcore.{name}",
         "type": "object",
         "properties": {
-            "schema": {"const": f"kvcore.{verb}"},
+            "schema": {"const": f"kvcore.{name}"},
             "schema_version": {"const": 1},
             "kvcore": {"type": "string"},
             "command": {"const": verb},

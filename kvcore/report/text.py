@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Section", "plain", "show_rich"]
+__all__ = ["Section", "plain", "printable", "show_rich"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,24 @@ class Section:
     lines: tuple[str, ...] = ()
 
 
+def printable(text: str, *, lines: bool = False) -> str:
+    """``text`` with all that cannot be printed as escapes: names come from files, and a terminal obeys what it is sent.
+
+    With ``lines``, line feeds and tabs stay.
+    """
+    if text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def plain(sections: Iterable[Section]) -> str:
     """Columns wide enough for their longest cell; nothing is cut or wrapped, whatever the terminal's width."""
     blocks = []
     for section in sections:
-        lines = [section.title] if section.title else []
+        lines = [printable(section.title)] if section.title else []
         lines += _columns(section)
-        lines += section.lines
+        lines += [printable(line, lines=True) for line in section.lines]
         blocks.append("\n".join(lines))
     return "\n\n".join(block for block in blocks if block)
 
@@ -43,10 +54,10 @@ def show_rich(sections: Iterable[Section]) -> None:
     console = Console(soft_wrap=False)
     for section in sections:
         if section.title and not section.rows:
-            console.print(Text(section.title, style="bold"))
+            console.print(Text(printable(section.title), style="bold"))
         if section.rows:
             table = Table(
-                title=section.title,
+                title=None if section.title is None else Text(printable(section.title)),
                 title_justify="left",
                 title_style="bold",
                 box=box.SIMPLE_HEAD if section.headers else None,
@@ -61,14 +72,15 @@ def show_rich(sections: Iterable[Section]) -> None:
                     header, justify="right" if number in section.right else "left", no_wrap=not last, overflow="fold"
                 )
             for row in section.rows:
-                table.add_row(*(Text(cell) for cell in row), style="bold" if row[0] == "=" else None)
+                table.add_row(*(Text(printable(cell)) for cell in row), style="bold" if row[0] == "=" else None)
             console.print(table)
         for line in section.lines:
-            console.print(Text(line))
+            console.print(Text(printable(line, lines=True)))
 
 
 def _columns(section: Section) -> list[str]:
-    rows = [section.headers, *section.rows] if section.headers else list(section.rows)
+    shown = [tuple(printable(cell) for cell in row) for row in section.rows]
+    rows = [section.headers, *shown] if section.headers else shown
     if not rows:
         return []
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

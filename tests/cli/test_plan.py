@@ -97,6 +97,40 @@ def test_a_saved_plan_is_explained_the_same(kvcore: Kvcore, tmp_path: Path) -> N
     assert ran.json["error"]["code"] == "KV-DOC-006"
 
 
+def test_saved_answers_that_cannot_be_explained(kvcore: Kvcore, tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    saved.write_text(kvcore("plan", *SEED, "--json").out)
+    ran = kvcore("explain", str(saved), "--tp", "8", "--json")
+    assert (ran.status, ran.json["error"]["code"], ran.json["error"]["got"]) == (2, "KV-POL-047", "tp")
+    document = json.loads(saved.read_text())
+    for figure in ("available_bytes", "cache_bytes", "tokens", "usable_blocks"):
+        wrong = {**document, "data": {**document["data"], figure: document["data"][figure] + 1}}
+        saved.write_text(json.dumps(wrong))
+        assert kvcore("explain", str(saved), "--json").json["error"]["code"] == "KV-DOC-011", figure
+    saved.write_text(kvcore("plugins", "--json").out)
+    assert kvcore("explain", str(saved), "--json").json["error"]["code"] == "KV-DOC-010"
+
+
+def test_saved_refusals_and_explanations_are_explained(kvcore: Kvcore, tmp_path: Path) -> None:
+    saved = tmp_path / "answer.json"
+    saved.write_text(kvcore("explain", *SEED, "--json").out)
+    assert kvcore("explain", str(saved)).out == kvcore("explain", *SEED).out
+    refused = (QWEN, "--device-profile", CARD, "--weights", "74GiB")
+    saved.write_text(kvcore("plan", *refused, "--json").out)
+    again = kvcore("explain", str(saved))
+    assert again.status == 1
+    # The figures and remedies, without the error's first lines.
+    assert again.out.strip() in kvcore("plan", *refused).err
+
+
+def test_a_refusal_names_its_device(kvcore: Kvcore) -> None:
+    ran = kvcore("plan", QWEN, "--tp", "2", "--device-profile", CARD, "--weights", "76GiB", "--json")
+    assert ran.json["error"]["where"] == "acme device GPU-0001, rank 0"
+    ran = kvcore("plan", QWEN, "--weights", "8TiB", "--json")
+    assert ran.status == 1
+    assert ran.json["diagnostics"][0].startswith("using cpu: ")
+
+
 def test_one_size_for_each_rank(kvcore: Kvcore) -> None:
     data = kvcore("plan", QWEN, "--tp", "2", "--kv-cache-memory", "3GiB,4GiB", "--json").json["data"]
     assert [rank["available_bytes"] for rank in data["ranks"]] == [3 * 1024**3, 4 * 1024**3]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcore.settings import SETTINGS
+from kvcore.settings import SETTINGS, Setting
 
 from .conftest import CARD, QWEN, Ran
 
@@ -32,6 +32,53 @@ def test_precedence_and_origin(kvcore: Kvcore, tmp_path: Path, monkeypatch: pyte
     assert found["utilization"] == ("0.8", f"{file}: utilization")
     assert found["reserve"] == ("graphs=1GiB,nccl=512MiB:transient", f"{file}: reserve")
     assert found["margin"] == ("0", "default")
+
+
+def test_a_variable_can_name_the_policy_file(kvcore: Kvcore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, other = tmp_path / "policy.toml", tmp_path / "other.toml"
+    file.write_text("block-size = 32")
+    other.write_text("tp = 2")
+    monkeypatch.setenv("KVCORE_POLICY", str(file))
+    found = origins(kvcore("plan", QWEN, "--device-profile", CARD, "--json"))
+    assert found["block_size"] == ("32", f"{file}: block_size")
+    found = origins(kvcore("plan", QWEN, "--device-profile", CARD, "--policy", str(other), "--json"))
+    assert found["block_size"] == ("16", "default")
+    assert found["tp"] == ("2", f"{other}: tp")
+
+
+def test_a_misspelled_variable_is_said(kvcore: Kvcore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCORE_UTILISATION", "0.1")
+    monkeypatch.setenv("KVCORE_ACME_LIBRARY", "a plugin's own")
+    ran = kvcore("plan", QWEN, "--device-profile", CARD, "--json")
+    said = "KVCORE_UTILISATION is no setting and has no effect: did you mean KVCORE_UTILIZATION?"
+    assert ran.json["diagnostics"] == [said]
+    assert kvcore("plan", QWEN, "--device-profile", CARD).err == said + "\n"
+
+
+#: Any text is a reason.
+CAN_BE_WRONG = [setting for setting in SETTINGS if setting.name != "max_blocks_reason"]
+#: Their errors name the file or device that is not there, and not where its name stands.
+NAME_THINGS = {"device_profile": "nowhere.json", "platform": "nowhere", "device": "nowhere"}
+
+
+@pytest.mark.parametrize("setting", CAN_BE_WRONG, ids=[setting.name for setting in CAN_BE_WRONG])
+def test_a_wrong_value_is_where_it_stands(
+    kvcore: Kvcore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: Setting
+) -> None:
+    """Flag, variable and file: the same error, at the place that has to be changed, before anything is measured."""
+    wrong = NAME_THINGS.get(setting.name, "-1e30")
+    file = tmp_path / "policy.toml"
+    file.write_text(f'{setting.name} = "{wrong}"')
+    base = ("plan", QWEN, "--json")
+    found = [kvcore(*base, "--policy", str(file)).json["error"]]
+    monkeypatch.setenv(setting.variable, wrong)
+    found.append(kvcore(*base).json["error"])
+    if not setting.switch:
+        found.append(kvcore(*base, setting.flags[0], wrong).json["error"])
+    assert len({error["code"] for error in found}) == 1
+    if setting.name not in NAME_THINGS:
+        places = [f"{file}: {setting.name}", setting.variable, setting.flags[-1]]
+        assert [error["where"] for error in found] == places[: len(found)]
 
 
 def test_names_that_engines_use(kvcore: Kvcore) -> None:
@@ -96,6 +143,12 @@ BAD_FLAGS = [
     ("--index-limit", "bits=32,signed,unsigned", "KV-POL-042"),
     ("--index-limit", "bits=32,stride=moon", "KV-POL-042"),
     ("--index-limit", "wide", "KV-POL-042"),
+    ("--index-limit", "bits=32,bits=64", "KV-POL-042"),
+    ("--index-limit", "bits=32,signed=false", "KV-POL-042"),
+    ("--index-limit", "bits=32,stride=0", "KV-POL-025"),
+    ("--index-limit", "bits=32,stride=\N{SUPERSCRIPT TWO}", "KV-POL-025"),
+    ("--dtype", "\x1b[31mred", "KV-POL-037"),
+    ("--device-profile", "a\x00b", "KV-POL-037"),
     ("--max-blocks", "40000", "KV-POL-021"),
     ("--reason", "because", "KV-POL-021"),
     ("--dtype", "int3", "KV-POL-030"),
@@ -143,6 +196,10 @@ def test_bad_flags(kvcore: Kvcore, flag: str, value: str, code: str) -> None:
         ("tp = ", "KV-POL-005", "TOML"),
         ("tp = 1\ntp = 2", "KV-POL-005", "TOML"),
         ("[tp]\nx = 1", "KV-POL-006", "tp"),
+        ('device_profile = "a\\u0000b"', "KV-POL-037", "device_profile"),
+        ('dtype = "\\u001b[31mred"', "KV-POL-037", "dtype"),
+        ('reserve = ["a=1GiB", "a=2GiB"]', "KV-POL-046", "reserve"),
+        ('weights = "1GiB"\nreserve = "weights=2GiB"', "KV-POL-046", "weights"),
         ("# " + "x" * 70_000, "KV-POL-004", "large"),
     ],
 )

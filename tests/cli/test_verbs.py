@@ -143,6 +143,79 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert ran.stderr == ""
 
 
+ANSWER = f"plan {QWEN} --kv-cache-memory 8GiB"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{ANSWER} >/dev/full",
+        f"{ANSWER} >&-",
+        f"{ANSWER} --json >/dev/full",
+        f"{ANSWER} --json >&-",
+        "plan nowhere.json --json >/dev/full",
+        "plan nowhere.json --json >&-",
+        "plan --help >/dev/full",
+    ],
+)
+def test_an_answer_that_cannot_be_written_is_an_error_of_its_own(line: str) -> None:
+    ran = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m kvcore {line}"], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert ran.returncode == 74
+    assert ran.stderr.startswith("error[KV-OUT-001]: ")
+    assert "Traceback" not in ran.stderr
+
+
+def test_without_standard_error_the_status_still_says_it() -> None:
+    for redirection in ("2>/dev/full", "2>&-"):
+        line = f"{sys.executable} -m kvcore plan nowhere.json {redirection}"
+        assert subprocess.run(["bash", "-c", line], timeout=60, cwd=ROOT).returncode == 2
+
+
+def test_names_from_files_do_not_act_on_a_terminal(kvcore: Kvcore, tmp_path: Path) -> None:
+    profile = json.loads(Path(CARD).read_text())
+    profile["device"]["name"] = "card\x1b[2J\n\ud800"
+    file = tmp_path / "card.json"
+    file.write_text(json.dumps(profile).replace("\\ud800", ""))
+    ran = kvcore("plan", QWEN, "--device-profile", str(file))
+    assert ran.status == 0
+    assert "(card\\x1b[2J\\n)" in ran.out
+    odd = tmp_path / "odd\udcff.json"
+    odd.write_bytes(Path(QWEN).read_bytes())
+    assert kvcore("plan", str(odd), "--device-profile", CARD).out.startswith("odd\\udcff on ")
+
+
+def test_without_a_verb_there_is_help_or_the_schema_of_an_error(kvcore: Kvcore) -> None:
+    ran = kvcore()
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith("Usage: kvcore ")
+    answer = checked(kvcore("no-such-verb", "--json"), "error")
+    assert (answer["command"], answer["error"]["code"]) == (None, "KV-IN-002")
+
+
+def test_a_fault_of_kvcore_says_so(kvcore: Kvcore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("provoked")
+
+    monkeypatch.setattr("kvcore.cli.planning.read_config", broken)
+    ran = kvcore("plan", QWEN, "--kv-cache-memory", "8GiB")
+    assert (ran.status, ran.out) == (70, "")
+    assert ran.err.startswith("error[KV-BUG-001]: ")
+    assert "provoked" in ran.err
+    assert "Traceback" not in ran.err
+    assert "Traceback" in kvcore("plan", QWEN, "--kv-cache-memory", "8GiB", "--debug").err
+    answer = checked(kvcore("plan", QWEN, "--kv-cache-memory", "8GiB", "--json"), "plan")
+    assert answer["error"]["code"] == "KV-BUG-001"
+
+
+def test_recording_takes_the_device_that_variables_name(kvcore: Kvcore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCORE_DEVICE", "77")
+    ran = kvcore("record", "--json")
+    assert (ran.status, ran.json["error"]["code"]) == (3, "KV-DEV-002")
+    assert kvcore("record", "--device", "0", "--json").status == 0
+
+
 def test_an_interrupt_ends_cleanly_and_leaves_nothing() -> None:
     import os
     import signal
