@@ -84,7 +84,8 @@ def main() -> None:
     try:
         for _ in range(TRIALS):
             limit = generator.randrange(256, 1024) * MIB
-            layers, block_bytes = generator.randrange(1, 40), generator.choice((4096, 16384, 65536))
+            # Blocks small beside the limit, or the ratio would be about whole blocks and not about memory.
+            layers, block_bytes = generator.randrange(1, 40), generator.choice((1024, 2048, 4096))
             if group is not None:
                 (group / "memory.limit_in_bytes").write_text(str(limit))
             fixed = (0 if group is not None else limit, layers, block_bytes)

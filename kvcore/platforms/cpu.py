@@ -37,8 +37,8 @@ PAGE = 4096
 #: One entry of 8 bytes in the page table for each page of 4096 bytes.
 PAGE_TABLE_SHARE = PAGE // 8
 #: What this process itself takes between a plan and the end of its allocation: threads' stacks, modules, the kernel's
-#: bookkeeping of mappings. Seen: 0.3 MiB for 16 buffers; a control group's last page is a killed process.
-PROCESS_GROWTH = 1024**2
+#: bookkeeping of mappings. Seen: 0.3 to 1 MiB; beyond a control group's last page is a killed process.
+PROCESS_GROWTH = 3 * 1024**2 // 2
 
 
 class CpuBlockSizer:
