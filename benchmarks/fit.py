@@ -83,7 +83,7 @@ def main() -> None:
     ratios, failures = [], 0
     try:
         for _ in range(TRIALS):
-            limit = generator.randrange(256, 1024) * MIB
+            limit = generator.randrange(512, 1536) * MIB
             # Blocks small beside the limit, or the ratio would be about whole blocks and not about memory.
             layers, block_bytes = generator.randrange(1, 40), generator.choice((1024, 2048, 4096))
             if group is not None:

@@ -24,6 +24,7 @@ from kvcore.cache.allocate import Cache, Progress, allocate_cache
 from kvcore.cache.verify import Verification, verify_cache
 from kvcore.contract.facts import Device, DeviceFacts, Limit, Phase, Reserve
 from kvcore.contract.layout import CacheLayout
+from kvcore.conventions import GENERIC, Convention, convention
 from kvcore.errors import PlanError, PolicyError
 from kvcore.geometry import ModelConfig, read_config
 from kvcore.geometry import layouts as _layouts
@@ -47,9 +48,6 @@ __all__ = [
     "verify",
 ]
 
-#: Tokens per block where nobody names a number: what vLLM allocates by default.
-DEFAULT_BLOCK_SIZE = 16
-
 ModelSource = ModelConfig | str | os.PathLike[str] | Mapping[str, Any]
 
 
@@ -59,15 +57,20 @@ def layouts(
     tp: int = 1,
     pp: int = 1,
     pp_layers: Sequence[int] | None = None,
-    block_size: int = DEFAULT_BLOCK_SIZE,
+    block_size: int | None = None,
     dtype: str | None = None,
     kv_cache_dtype: str | None = None,
+    state_dtype: str | None = None,
     draft_layers: int = 0,
+    max_num_batched_tokens: int | None = None,
+    engine: Convention | str = GENERIC,
 ) -> tuple[CacheLayout, ...]:
     """The cache layouts of all ``tp * pp`` ranks of ``model``, tensor-parallel ranks of one stage together.
 
     ``model`` is a config.json (file, directory that holds one, or parsed object). ``pp_layers`` are the layers of
-    each pipeline stage, divided evenly if None. ``dtype`` and ``kv_cache_dtype`` default to the model's own.
+    each pipeline stage, divided evenly if None. ``block_size`` defaults to the engine's; ``dtype``, ``kv_cache_dtype``
+    and ``state_dtype`` (of recurrent states) to the model's own. ``max_num_batched_tokens`` bounds what sliding
+    windows hold of a step. ``engine`` is a name such as ``"vllm"`` or ``"vllm@0.19"`` (:mod:`kvcore.conventions`).
 
     Raises :class:`ConfigError` for a config that cannot be used and :class:`PolicyError` for a wrong argument.
     """
@@ -80,7 +83,10 @@ def layouts(
         block_size=block_size,
         dtype=dtype,
         cache_dtype=kv_cache_dtype,
+        state_dtype=state_dtype,
         draft_layers=draft_layers,
+        step_tokens=max_num_batched_tokens,
+        engine=engine if isinstance(engine, Convention) else convention(engine),
     )
 
 
@@ -158,6 +164,7 @@ def plan(
     reserves: Iterable[Reserve] = (),
     baseline: Baseline | None = None,
     temporary_bytes: int = 0,
+    engine: Convention | str = GENERIC,
     alternatives: Callable[[], Iterable[Alternative]] | None = None,
     **settings: Any,
 ) -> Plan:
@@ -165,7 +172,8 @@ def plan(
 
     Memory comes from ``device``, which is read now, or from ``facts`` read earlier (one for all ranks, or one a
     rank). With neither, the policy must give an absolute size, and nothing is verified against any memory.
-    ``settings`` are those of :func:`policy`, for a policy made on the spot; ``reserves`` add what was measured.
+    ``settings`` are those of :func:`policy`, for a policy made on the spot; ``reserves`` add what was measured;
+    ``engine`` is the one that the layouts were made for.
 
     Raises :class:`DoesNotFit` if what was asked does not fit, :class:`PlanError` and :class:`PolicyError` if the
     sum cannot be computed, and :class:`DeviceError` if the device cannot be read.
@@ -193,6 +201,7 @@ def plan(
         policy=policy if policy is not None else _policy_of(settings),
         limits=() if first is None else default_registry().limits(first.device, aligned[0]),
         reserves=tuple(reserves),
+        engine=engine if isinstance(engine, Convention) else convention(engine),
         model_max_len=ranks[0].max_model_len,
         baseline=baseline,
         temporary_bytes=temporary_bytes,

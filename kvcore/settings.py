@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvcore.contract.facts import Basis, Limit, LimitKind, LimitUnit, Phase, Reserve, ReserveKind, Stride
+from kvcore.conventions import convention
 from kvcore.errors import PolicyError
 from kvcore.sizing.policy import OnShortage, Policy, ShareOf
 from kvcore.units import parse_fraction, parse_size
@@ -150,12 +151,6 @@ def _one_of(kind: type[Any]) -> Parser:
     return parse
 
 
-def _engine(text: str, where: str) -> str:
-    if text.strip() != "generic":
-        raise PolicyError("unknown engine", code="KV-POL-028", where=where, got=text[:80], expected="generic")
-    return "generic"
-
-
 def _switch(text: str, where: str) -> bool:
     known = {"true": True, "1": True, "false": False, "0": False}
     if text.strip().lower() not in known:
@@ -241,11 +236,14 @@ SETTINGS: Final = (
     Setting("tp", ("--tensor-parallel-size", "--tp"), "N", _count, "Tensor-parallel ranks.", "1"),
     Setting("pp", ("--pipeline-parallel-size", "--pp"), "N", _count, "Pipeline stages.", "1"),
     Setting("pp_layers", ("--pp-layers",), "N,N,...", _counts, "Layers of each pipeline stage.", "divided evenly"),
-    Setting("block_size", ("--block-size",), "TOKENS", _count, "Tokens per block.", "16"),
+    Setting("block_size", ("--block-size",), "TOKENS", _count, "Tokens per block.", "the engine's"),
     Setting("dtype", ("--dtype",), "DTYPE", _word, "Dtype of the model.", "the config's"),
     Setting("kv_cache_dtype", ("--kv-cache-dtype",), "DTYPE", _word, "Dtype of the cache.", "the model's"),
+    Setting(
+        "state_dtype", ("--mamba-ssm-cache-dtype", "--state-dtype"), "DTYPE", _word, "Dtype of states.", "the config's"
+    ),
     Setting("draft_layers", ("--draft-layers",), "N", _count_or_zero, "Layers for multi-token prediction.", "0"),
-    Setting("engine", ("--engine",), "NAME", _engine, "Engine whose conventions hold.", "generic"),
+    Setting("engine", ("--engine",), "NAME[@VERSION]", convention, "Engine whose conventions hold.", "generic"),
     Setting("platform", ("--platform",), "NAME", _word, "Platform to use.", "the one available"),
     Setting("device", ("--device",), "INDEX|KEY", _word, "Device, by logical index or key.", "the first"),
     Setting(

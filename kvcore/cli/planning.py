@@ -10,6 +10,7 @@ import click
 from kvcore import api
 from kvcore.cli.answer import note
 from kvcore.contract.facts import Device, DeviceFacts
+from kvcore.conventions import GENERIC
 from kvcore.documents import load_device_profile
 from kvcore.errors import KvcoreError, PolicyError
 from kvcore.geometry import ModelConfig, read_config
@@ -86,12 +87,24 @@ def made_plan(model: str, settings: Resolved, *, device_needed: bool = False) ->
         ranks,
         facts=None if not facts else (facts[0] if len(facts) == 1 else facts),
         policy=policy,
+        engine=settings.get("engine", GENERIC),
         alternatives=lambda: _alternatives(config, settings),
     )
 
 
 def _layouts(config: ModelConfig, settings: Resolved, **changed: Any) -> Any:
-    names = ("tp", "pp", "pp_layers", "block_size", "dtype", "kv_cache_dtype", "draft_layers")
+    names = (
+        "tp",
+        "pp",
+        "pp_layers",
+        "block_size",
+        "dtype",
+        "kv_cache_dtype",
+        "state_dtype",
+        "draft_layers",
+        "max_num_batched_tokens",
+        "engine",
+    )
     options = {name: settings.values[name] for name in names if name in settings.values}
     try:
         return api.layouts(config, **{**options, **changed})

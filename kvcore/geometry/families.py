@@ -1,19 +1,22 @@
-"""Model families: how a published config.json spells its layers. One entry a family, over two building blocks.
+"""Model families: how a published config.json spells its layers. One entry a family, over shared building blocks.
 
 A family is found by ``model_type``, because equal keys mean different caches in different families; everything else
-is read from the config's own keys. The key names are those of each family's published configs and of its
+is read from the config's own keys. Which layer is of which kind: :mod:`kvcore.geometry.kinds`. What a state holds:
+:mod:`kvcore.geometry.states`. Key names and defaults are those of each family's published configs and of its
 configuration class in huggingface/transformers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvcore.contract.layout import Role
+from kvcore.contract.layout import Growth, Role
 from kvcore.errors import ConfigError
+from kvcore.geometry import states
 from kvcore.geometry.keys import Keys
-from kvcore.geometry.model import Heads, Latent, LayerShape, unknown_architecture
+from kvcore.geometry.kinds import CHUNKED, FULL, NONE, SLIDING, STATE, Kinds, all_full, every, kinds_of, required
+from kvcore.geometry.model import Attention, Heads, Latent, LayerShape, State, unknown_architecture
 
 __all__ = ["FAMILIES", "Family", "Shapes", "family_of"]
 
@@ -25,70 +28,142 @@ WIDEST = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The layers of a model, and what had to be derived to find them."""
+    """The layers of a model that have a cache, and what had to be derived to find them."""
 
+    num_layers: int
     layers: tuple[LayerShape, ...]
     draft_layers: tuple[LayerShape, ...]
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One family: its name, the ``model_type`` values it covers, and how its layers are read."""
-
-    name: str
-    model_types: tuple[str, ...]
-    build: Callable[[Keys], Shapes]
+AttentionOf = Callable[[Keys, str, list[str]], Attention]
 
 
-def family_of(keys: Keys, outer: Keys) -> Family:
-    """The family of the config ``keys``, which may be a part of ``outer``."""
-    model_type = keys.optional_text("model_type") or outer.optional_text("model_type")
-    family = _BY_TYPE.get(model_type or "")
-    if family is None:
-        raise unknown_architecture(keys, outer, sorted(_BY_TYPE))
-    return family
-
-
-def uniform_heads(keys: Keys) -> Shapes:
-    """The same heads in every layer: MHA, GQA or MQA, by the key names of Llama and of GPT-2."""
-    _refuse_windows(keys)
-    notes: list[str] = []
+def heads(keys: Keys, kind: str, notes: list[str]) -> Heads:
+    """MHA, GQA or MQA, by the key names of Llama and of GPT-2; full layers may have heads of their own (Gemma 4)."""
     query_heads = keys.integer("num_attention_heads", "n_head", "num_heads", high=WIDEST)
     kv_heads = _kv_heads(keys, query_heads, notes)
     width = _head_dim(keys, query_heads, notes)
-    return _repeat(keys, "full", Heads(query_heads, kv_heads, width, width), notes)
+    if kind == FULL:
+        kv_heads = keys.optional_integer("num_global_key_value_heads", high=WIDEST) or kv_heads
+        width = keys.optional_integer("global_head_dim", high=WIDEST) or width
+    return Heads(query_heads, kv_heads, width, width)
 
 
-def latent(keys: Keys) -> Shapes:
-    """Multi-head latent attention: one compressed vector with its rotary part a token (deepseek-ai/DeepSeek-V2)."""
-    _refuse_windows(keys)
-    if "index_head_dim" in keys:
-        raise _not_supported(keys, "index_head_dim", "a sparse attention indexer")
-    query_heads = keys.integer("num_attention_heads", high=WIDEST)
-    width = keys.integer("kv_lora_rank", high=WIDEST) + keys.integer("qk_rope_head_dim", high=WIDEST)
-    return _repeat(keys, "latent", Latent(query_heads, width), [])
+def heads_of_two_widths(keys: Keys, kind: str, notes: list[str]) -> Heads:
+    """MiMo-V2: values narrower than keys, and windows with heads of their own (XiaomiMiMo/MiMo-V2-Flash)."""
+    prefix = "swa_" if kind == SLIDING else ""
+    base = heads(keys, SLIDING, notes)
+    kv_heads = keys.optional_integer(f"{prefix}num_key_value_heads", high=WIDEST) or base.kv_heads
+    k_width = keys.optional_integer(f"{prefix}head_dim", high=WIDEST) or base.k_width
+    v_width = keys.optional_integer(f"{prefix}v_head_dim", "v_head_dim", high=WIDEST) or k_width
+    return Heads(base.query_heads, kv_heads, k_width, v_width)
 
 
-def falcon(keys: Keys) -> Shapes:
+def falcon_heads(keys: Keys, kind: str, notes: list[str]) -> Heads:
     """Falcon: MQA by ``multi_query`` unless ``new_decoder_architecture``, which has ``num_kv_heads``."""
-    notes: list[str] = []
     query_heads = keys.integer("num_attention_heads", "n_head", high=WIDEST)
     if keys.flag("new_decoder_architecture", default=False):
         kv_heads = keys.integer("num_kv_heads", "n_head_kv", high=WIDEST)
     else:
         kv_heads = 1 if keys.flag("multi_query", default=True) else query_heads
     width = _head_dim(keys, query_heads, notes)
-    return _repeat(keys, "full", Heads(query_heads, kv_heads, width, width), notes)
+    return Heads(query_heads, kv_heads, width, width)
 
 
-def _repeat(keys: Keys, kind: str, attention: Heads | Latent, notes: list[str]) -> Shapes:
-    """As many equal layers as the config counts, and as many draft layers as the checkpoint holds."""
-    count = keys.integer("num_hidden_layers", "n_layer", "num_layers", high=MOST_LAYERS)
-    drafts = keys.optional_integer("num_nextn_predict_layers", "num_mtp_modules", low=0, high=MOST_LAYERS) or 0
-    layers = tuple(LayerShape(index, kind, attention) for index in range(count))
-    draft_layers = tuple(LayerShape(count + index, kind, attention, Role.DRAFT) for index in range(drafts))
-    return Shapes(layers, draft_layers, tuple(notes))
+def latent(keys: Keys, kind: str, notes: list[str]) -> Latent:
+    """Multi-head latent attention (deepseek-ai/DeepSeek-V2), with the keys of an indexer beside it (DeepSeek-V3.2)."""
+    return Latent(
+        keys.integer("num_attention_heads", high=WIDEST),
+        keys.integer("kv_lora_rank", high=WIDEST),
+        keys.integer("qk_rope_head_dim", high=WIDEST),
+        keys.optional_integer("index_head_dim", high=WIDEST),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family: the ``model_type`` values it covers, and how its layers are read.
+
+    ``attention`` gives a layer's keys and values, ``state`` what its recurrent layers keep, ``kinds`` which layer is
+    which where the config does not say, ``count`` the keys that count layers, ``drafts`` those that count draft layers.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    attention: AttentionOf = heads
+    state: Callable[[Keys], State] | None = None
+    kinds: Callable[[Keys, int], Kinds] = all_full
+    count: tuple[str, ...] = ("num_hidden_layers", "n_layer", "num_layers")
+    drafts: tuple[str, ...] = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")
+
+    def build(self, keys: Keys) -> Shapes:
+        """The layers that ``keys`` describe."""
+        count = keys.integer(*self.count, high=MOST_LAYERS)
+        notes: list[str] = []
+        shapes: dict[str, LayerShape] = {}
+        layers = []
+        kinds = kinds_of(keys, count, self.kinds)
+        # The last layers may read the cache of earlier ones, and have none of their own (Gemma 3n).
+        shared = keys.optional_integer("num_kv_shared_layers", low=0, high=count - 1) or 0
+        for index, kept in enumerate(kinds[: count - shared]):
+            for kind in kept:
+                if kind == NONE:
+                    continue
+                if kind not in shapes:
+                    shapes[kind] = self._shape(keys, kind, notes)
+                layers.append(replace(shapes[kind], index=index))
+        if shared:
+            notes.append(f"the last {shared} layers share the cache of earlier ones")
+        if not layers:
+            raise keys.contradiction(
+                "no layer has a cache", got=f"{count} layers", expected="at least one with a cache"
+            )
+        return Shapes(count, tuple(layers), self._drafts(keys, count, shapes), tuple(dict.fromkeys(notes)))
+
+    def _shape(self, keys: Keys, kind: str, notes: list[str]) -> LayerShape:
+        if kind == STATE:
+            if self.state is None:
+                raise ConfigError(
+                    "the family has no layers with a state, and the config says so",
+                    code="KV-CFG-021",
+                    where=f"{keys.where}: {keys.prefix}model_type",
+                    got=self.name,
+                    expected="a family whose recurrent layers kvcore knows",
+                )
+            return LayerShape(0, kind, self.state(keys), Growth.REQUEST)
+        attention = self.attention(keys, kind, notes)
+        if kind == SLIDING:
+            window = keys.integer("sliding_window", "sliding_window_size", "window_size")
+            return LayerShape(0, kind, attention, Growth.WINDOW, window)
+        if kind == CHUNKED:
+            return LayerShape(0, kind, attention, Growth.CHUNK, keys.integer("attention_chunk_size"))
+        return LayerShape(0, "latent" if isinstance(attention, Latent) else kind, attention)
+
+    def _drafts(self, keys: Keys, count: int, shapes: dict[str, LayerShape]) -> tuple[LayerShape, ...]:
+        """Layers for multi-token prediction: full attention like the target's, numbered after it."""
+        drafts = keys.optional_integer(*self.drafts, low=0, high=MOST_LAYERS) or 0
+        if not drafts:
+            return ()
+        like = shapes.get(FULL) or self._shape(keys, FULL, [])
+        return tuple(replace(like, index=count + index, role=Role.DRAFT) for index in range(drafts))
+
+
+def family_of(keys: Keys, outer: Keys) -> Family:
+    """The family of the config ``keys``, which may be a part of ``outer``."""
+    model_type = keys.optional_text("model_type") or outer.optional_text("model_type") or ""
+    if model_type in ENCODERS:
+        raise ConfigError(
+            "an encoder has no KV cache",
+            code="KV-CFG-022",
+            where=f"{keys.where}: {keys.prefix}model_type",
+            got=model_type,
+            expected="a model that decodes token by token",
+        )
+    family = _BY_TYPE.get(model_type)
+    if family is None:
+        raise unknown_architecture(keys, outer, sorted(_BY_TYPE))
+    return family
 
 
 def _kv_heads(keys: Keys, query_heads: int, notes: list[str]) -> int:
@@ -108,7 +183,7 @@ def _kv_heads(keys: Keys, query_heads: int, notes: list[str]) -> int:
 
 def _head_dim(keys: Keys, query_heads: int, notes: list[str]) -> int:
     """Given, else derived and marked as such."""
-    width = keys.optional_integer("head_dim", "kv_channels", high=WIDEST)
+    width = keys.optional_integer("head_dim", "kv_channels", "attention_head_dim", high=WIDEST)
     if width is not None:
         return width
     hidden = keys.integer("hidden_size", "n_embd", "d_model")
@@ -123,46 +198,69 @@ def _head_dim(keys: Keys, query_heads: int, notes: list[str]) -> int:
     return width
 
 
-def _refuse_windows(keys: Keys) -> None:
-    """A window changes what a layer keeps; sizing it as full attention would be a silent guess."""
-    if "sliding_window" in keys and keys.flag("use_sliding_window", default=True):
-        raise _not_supported(keys, "sliding_window", "sliding window attention")
-    for name, what in (
-        ("layer_types", "layers of different types"),
-        ("attention_chunk_size", "chunked attention"),
-        ("full_attention_interval", "layers of different types"),
-    ):
-        value = keys.raw(name)
-        if value is not None and not (isinstance(value, list) and set(map(str, value)) == {"full_attention"}):
-            raise _not_supported(keys, name, what)
+def llama4_kinds(keys: Keys, count: int) -> Kinds:
+    """Llama 4: layers with rotary embedding are chunked, every fourth is not (modeling_llama4.py)."""
+    if "attention_chunk_size" not in keys:
+        return [(FULL,)] * count
+    interval = keys.optional_integer("no_rope_layer_interval") or 4
+    return every(interval, CHUNKED)(keys, count)
 
 
-def _not_supported(keys: Keys, name: str, what: str) -> ConfigError:
-    return ConfigError(
-        f"{what} is not supported yet",
-        code="KV-CFG-021",
-        where=f"{keys.where}: {keys.prefix}{name}",
-        got=str(keys.raw(name))[:80],
-        expected="a model in which every layer keeps every token",
-    )
+def exaone4_kinds(keys: Keys, count: int) -> Kinds:
+    """EXAONE 4: full attention everywhere without a window, else in every fourth layer (configuration_exaone4.py)."""
+    return (every(4, SLIDING) if "sliding_window" in keys else all_full)(keys, count)
 
+
+#: Encoder-only architectures: nothing is kept from one call to the next.
+ENCODERS = frozenset(
+    ("albert", "bert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta", "xlm-roberta")
+)
 
 FAMILIES = (
-    Family("llama", ("llama", "mistral", "mixtral", "internlm2", "internlm3", "baichuan", "yi"), uniform_heads),
+    Family("llama", ("llama", "internlm2", "internlm3", "baichuan", "yi", "olmo", "olmo2", "seed_oss", "exaone")),
+    Family("mistral", ("mistral", "mixtral", "ministral", "ministral3")),
+    Family("qwen2", ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text")),
+    Family("qwen3", ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text")),
+    Family("phi", ("phi", "phi3", "phi4", "phimoe")),
+    Family("gemma", ("gemma",)),
+    Family("gemma-2", ("gemma2",), kinds=every(2, SLIDING)),
+    Family("gemma-3", ("gemma3", "gemma3_text", "gemma3n_text"), kinds=every(6, SLIDING)),
+    Family("gemma-4", ("gemma4_text",), kinds=required("layer_types")),
+    Family("cohere", ("cohere",)),
+    Family("cohere-2", ("cohere2",), kinds=every(4, SLIDING)),
+    Family("olmo-3", ("olmo3",), kinds=every(4, SLIDING)),
+    Family("exaone-4", ("exaone4",), kinds=exaone4_kinds),
+    Family("gpt-oss", ("gpt_oss",), kinds=every(2, SLIDING)),
+    Family("llama-4", ("llama4_text",), kinds=llama4_kinds),
+    Family("granite", ("granite", "granitemoe")),
+    Family("glm", ("glm", "glm4", "glm4_moe", "glm4v_text", "glm4v_moe_text")),
+    Family("ernie-4.5", ("ernie4_5", "ernie4_5_moe", "ernie4_5_moe_vl", "ernie4_5_vl_moe_text")),
+    Family("minimax-m2", ("minimax_m2",)),
+    Family("mimo-v2", ("mimo_v2", "mimo_v2_flash"), heads_of_two_widths),
+    Family("starcoder", ("starcoder2", "gpt_bigcode")),
+    Family("gpt", ("gpt2", "gptj", "gpt_neox", "opt", "bloom")),
+    Family("falcon", ("falcon",), falcon_heads),
+    Family("deepseek", ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa"), latent),
     Family(
-        "qwen2", ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text"), uniform_heads
+        "minimax-01",
+        ("minimax", "minimax_text_01", "minimax_m1"),
+        state=states.lightning,
+        kinds=required("attn_type_list", "layer_types"),
     ),
-    Family("qwen3", ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text"), uniform_heads),
-    Family("phi", ("phi", "phi3", "phi4", "phimoe"), uniform_heads),
-    Family("gemma", ("gemma",), uniform_heads),
-    Family("granite", ("granite", "granitemoe"), uniform_heads),
-    Family("glm", ("glm", "glm4", "glm4_moe"), uniform_heads),
-    Family("ernie-4.5", ("ernie4_5", "ernie4_5_moe", "ernie4_5_moe_vl", "ernie4_5_vl_moe_text"), uniform_heads),
-    Family("minimax-m2", ("minimax_m2",), uniform_heads),
-    Family("starcoder", ("starcoder2", "gpt_bigcode"), uniform_heads),
-    Family("gpt", ("gpt2", "gptj", "gpt_neox", "opt", "bloom"), uniform_heads),
-    Family("falcon", ("falcon",), falcon),
-    Family("deepseek", ("deepseek_v2", "deepseek_v3", "kimi_k2"), latent),
+    Family("qwen3-next", ("qwen3_next",), state=states.gated_delta_net, kinds=required("layer_types")),
+    Family(
+        "qwen3.5", ("qwen3_5_text", "qwen3_5_moe_text"), state=states.gated_delta_net, kinds=required("layer_types")
+    ),
+    Family("kimi-linear", ("kimi_linear",), latent, states.kimi_delta_attention, required("linear_attn_config")),
+    Family("jamba", ("jamba",), state=states.mamba1, kinds=every(8, STATE, at=4)),
+    Family("bamba", ("bamba",), state=states.mamba2, kinds=required("attn_layer_indices")),
+    Family("granite-4-hybrid", ("granitemoehybrid",), state=states.mamba2, kinds=required("layer_types")),
+    Family("falcon-h1", ("falcon_h1",), state=states.mamba2, kinds=lambda _, count: [(STATE, FULL)] * count),
+    Family("nemotron-h", ("nemotron_h",), state=states.mamba2, kinds=required("hybrid_override_pattern")),
+    Family("zamba-2", ("zamba2",), state=states.mamba2, kinds=required("layers_block_type")),
+    Family(
+        "lfm2", ("lfm2", "lfm2_moe"), state=states.short_convolution, kinds=required("layer_types", "full_attn_idxs")
+    ),
 )
 
 _BY_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}

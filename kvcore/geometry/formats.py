@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvcore.errors import PolicyError
 
-__all__ = ["CACHE_FORMATS", "DTYPES", "ElementFormat", "cache_format", "model_dtype"]
+__all__ = ["CACHE_FORMATS", "DTYPES", "PACKED_RECORDS", "ElementFormat", "PackedRecord", "cache_format", "model_dtype"]
 
 #: Bytes of one element of each dtype that a tensor can have.
 DTYPES = {
@@ -62,6 +62,34 @@ _ALIASES = {
     "fp8": "fp8_e4m3",
     "float8_e4m3fn": "fp8_e4m3",
     "float8_e5m2": "fp8_e5m2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRecord:
+    """A latent vector as one record of bytes: quantised values, their scales, padding, and an exact rotary part."""
+
+    name: str
+    bits: int
+    group: int
+    scale_bytes: int
+    padding: int
+    rope_bytes: int
+
+    def nbytes(self, lora_width: int, rope_width: int) -> int:
+        """Bytes of one token's record."""
+        values = lora_width * self.bits // 8
+        scales = lora_width // self.group * self.scale_bytes
+        return values + scales + self.padding + rope_width * self.rope_bytes
+
+
+#: 512 + 16 + 128 = 656 bytes for DeepSeek's 512 + 64 (vllm: fp8_ds_mla), 256 + 32 + 16 + 128 = 432 (nvfp4).
+PACKED_RECORDS = {
+    record.name: record
+    for record in (
+        PackedRecord("fp8_ds_mla", 8, 128, 4, 0, 2),
+        PackedRecord("nvfp4_ds_mla", 4, 16, 1, 16, 2),
+    )
 }
 
 

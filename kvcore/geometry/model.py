@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvcore.contract.layout import Role
+from kvcore.contract.layout import Growth, Role
 from kvcore.errors import ConfigError
 from kvcore.geometry.keys import Keys, read_json_object
 
-__all__ = ["Heads", "Latent", "LayerShape", "ModelConfig", "read_config"]
+__all__ = ["Attention", "Heads", "Latent", "LayerShape", "ModelConfig", "State", "StateArray", "read_config"]
 
 #: Where multimodal models keep the config of the part that has the cache.
 NESTED = ("text_config", "language_config", "llm_config")
@@ -35,19 +35,52 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """One vector of ``width`` values for all heads (MLA: compressed KV and its rotary part); every rank holds it."""
+    """Multi-head latent attention: one compressed vector for all heads and its rotary part, the same on every rank.
+
+    ``index_width`` is the width of the keys of a sparse-attention indexer beside it, None without one.
+    """
 
     query_heads: int
-    width: int
+    lora_width: int
+    rope_width: int
+    index_width: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateArray:
+    """One array of a state: ``(divided + 2 x groups x group_width) x fixed`` values in all.
+
+    The first factor is divided by tensor parallelism; groups that do not divide are held by every rank (Mamba 2).
+    ``dtype`` is ``model``, ``state`` (the dtype asked for states) or a dtype's name.
+    """
+
+    name: str
+    divided: int
+    fixed: int
+    dtype: str
+    groups: int = 0
+    group_width: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a recurrent layer keeps for one request, whatever its length."""
+
+    arrays: tuple[StateArray, ...]
+
+
+Attention = Heads | Latent | State
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """One layer of the whole model. ``kind`` names its group."""
+    """One layer of the whole model. ``kind`` names it in reports; layers that are alike in all else share a group."""
 
     index: int
     kind: str
-    attention: Heads | Latent
+    attention: Attention
+    growth: Growth = Growth.TOKEN
+    window: int | None = None
     role: Role = Role.TARGET
 
 
@@ -55,16 +88,19 @@ class LayerShape:
 class ModelConfig:
     """What a config.json says of the cache.
 
-    ``dtype`` is the one of the published weights, None if the config names none. ``max_model_len`` is the longest
-    context the model was made for, None if unknown. ``draft_layers`` are those that the checkpoint holds for
-    multi-token prediction. ``notes`` say what was derived rather than given.
+    ``num_layers`` counts the model's layers, ``layers`` are those that have a cache of their own. ``dtype`` is the one
+    of the published weights, None if the config names none; ``state_dtype`` the one it names for states.
+    ``max_model_len`` is the longest context the model was made for, None if unknown. ``draft_layers`` are those that
+    the checkpoint holds for multi-token prediction. ``notes`` say what was derived rather than given.
     """
 
     name: str
     family: str
+    num_layers: int
     layers: tuple[LayerShape, ...]
     draft_layers: tuple[LayerShape, ...]
     dtype: str | None
+    state_dtype: str | None
     max_model_len: int | None
     notes: tuple[str, ...]
 
@@ -90,9 +126,11 @@ def read_config(source: str | os.PathLike[str] | Mapping[str, Any], *, name: str
     return ModelConfig(
         name=name or family.name,
         family=family.name,
+        num_layers=shapes.num_layers,
         layers=shapes.layers,
         draft_layers=shapes.draft_layers,
         dtype=_dtype(keys, outer),
+        state_dtype=keys.optional_text("mamba_ssm_dtype", "mamba_ssm_cache_dtype"),
         max_model_len=keys.optional_integer(*LENGTHS),
         notes=shapes.notes,
     )

@@ -6,9 +6,12 @@ import collections.abc
 from dataclasses import replace
 
 from kvcore.contract.layout import CacheLayout, Group, Growth, Layer, RankPlace, Store
-from kvcore.errors import ConfigError, PolicyError
-from kvcore.geometry.formats import DTYPES, ElementFormat, cache_format, model_dtype
-from kvcore.geometry.model import Heads, Latent, LayerShape, ModelConfig
+from kvcore.conventions import GENERIC, Convention
+from kvcore.errors import PolicyError
+from kvcore.geometry.formats import PACKED_RECORDS, cache_format, model_dtype
+from kvcore.geometry.model import Attention, LayerShape, ModelConfig
+from kvcore.geometry.paging import group_kinds, grown_block_size, kinds_of_layers, stage_groups
+from kvcore.geometry.stores import Formats, stores_of
 
 __all__ = ["layouts", "stage_layers"]
 
@@ -22,37 +25,47 @@ def layouts(
     tp: int = 1,
     pp: int = 1,
     pp_layers: collections.abc.Sequence[int] | None = None,
-    block_size: int,
+    block_size: int | None = None,
     dtype: str | None = None,
     cache_dtype: str | None = None,
+    state_dtype: str | None = None,
     draft_layers: int = 0,
+    step_tokens: int | None = None,
+    engine: Convention = GENERIC,
 ) -> tuple[CacheLayout, ...]:
     """One layout a rank, the tensor-parallel ranks of a stage together.
 
     ``pp_layers`` gives each stage's number of layers; without it they are divided evenly. ``dtype`` replaces the
-    model's own, ``cache_dtype`` is ``auto`` or a format of :data:`kvcore.geometry.formats.CACHE_FORMATS`.
-    ``draft_layers`` of the checkpoint's layers for multi-token prediction are added to the last stage.
+    model's own, ``cache_dtype`` is ``auto`` or a format of :mod:`kvcore.geometry.formats`, ``state_dtype`` the dtype of
+    recurrent states. ``draft_layers`` of the checkpoint's layers for multi-token prediction are added to the last
+    stage. ``step_tokens`` are the most tokens of one step; ``engine`` pages the cache and gives the block size that is
+    not asked for.
 
     Raises :class:`ConfigError` if the heads cannot be divided by ``tp``, :class:`PolicyError` for the rest.
     """
-    _check_counts(tp, pp, block_size)
-    computed = _dtype(model, dtype)
-    stored = cache_format(cache_dtype, computed)
+    block_size = engine.block_size if block_size is None else block_size
+    _check_counts(tp, pp, block_size, engine)
+    formats = _formats(model, dtype, cache_dtype, state_dtype, engine)
     stages = _stages(model, pp, pp_layers, draft_layers)
+    shapes = [shape for stage in stages for shape in stage]
+    distinct = dict.fromkeys(shape.attention for shape in shapes)
+    stores = {attention: stores_of(model.name, attention, tp, formats) for attention in distinct}
+    groups, block_size = _groups(shapes, stores, block_size, engine)
+    notes = (*model.notes, *dict.fromkeys(formats.notes))
     result = []
-    for stage, shapes in enumerate(stages):
-        groups, notes = _groups(model, shapes, tp, stored, computed)
+    for number, stage in enumerate(stages):
         # Ranks of one stage are alike: they share the groups, and differ in their place alone.
         first = CacheLayout(
             model=model.name,
             block_size=block_size,
-            groups=groups,
-            place=RankPlace(tp, 0, pp, stage),
+            groups=groups if pp == 1 else stage_groups(groups, frozenset(shape.index for shape in stage)),
+            place=RankPlace(tp, 0, pp, number),
             max_model_len=model.max_model_len,
-            notes=(*model.notes, *notes),
+            step_tokens=step_tokens,
+            notes=notes,
         )
         result.append(first)
-        result.extend(replace(first, place=RankPlace(tp, rank, pp, stage)) for rank in range(1, tp))
+        result.extend(replace(first, place=RankPlace(tp, rank, pp, number)) for rank in range(1, tp))
     return tuple(result)
 
 
@@ -69,7 +82,7 @@ def stage_layers(layers: int, pp: int) -> list[int]:
     return counts
 
 
-def _check_counts(tp: int, pp: int, block_size: int) -> None:
+def _check_counts(tp: int, pp: int, block_size: int, engine: Convention) -> None:
     for name, value, most in (("tp", tp, MOST_RANKS), ("pp", pp, MOST_RANKS), ("block_size", block_size, MOST_RANKS)):
         if type(value) is not int or not 1 <= value <= most:
             raise PolicyError(
@@ -79,6 +92,31 @@ def _check_counts(tp: int, pp: int, block_size: int) -> None:
         raise PolicyError(
             "too many ranks", code="KV-POL-032", where="tp * pp", got=tp * pp, expected=f"at most {MOST_RANKS:,}"
         )
+    if block_size % engine.block_multiple:
+        lower = block_size // engine.block_multiple * engine.block_multiple
+        raise PolicyError(
+            f"{engine.name}'s kernels do not take this block size",
+            code="KV-POL-038",
+            where="block_size",
+            got=block_size,
+            expected=f"a multiple of {engine.block_multiple}",
+            hint=f"the nearest are {lower or engine.block_multiple} and {lower + engine.block_multiple}",
+        )
+
+
+def _formats(
+    model: ModelConfig, dtype: str | None, cache_dtype: str | None, state_dtype: str | None, engine: Convention
+) -> Formats:
+    computed = _dtype(model, dtype)
+    states = state_dtype if state_dtype not in (None, "auto") else model.state_dtype
+    record = PACKED_RECORDS.get(cache_dtype or "")
+    return Formats(
+        dtype=computed,
+        state_dtype=computed if states is None else model_dtype(states, "state_dtype"),
+        cache=cache_format(None if record is not None else cache_dtype, computed),
+        record=record,
+        engine=engine,
+    )
 
 
 def _dtype(model: ModelConfig, dtype: str | None) -> str:
@@ -98,7 +136,8 @@ def _dtype(model: ModelConfig, dtype: str | None) -> str:
 def _stages(
     model: ModelConfig, pp: int, pp_layers: collections.abc.Sequence[int] | None, draft_layers: int
 ) -> list[tuple[LayerShape, ...]]:
-    total = len(model.layers)
+    """The layers of each stage. Stages are divided by the model's layers, those without a cache included."""
+    total = model.num_layers
     counts = stage_layers(total, pp) if pp_layers is None else list(pp_layers)
     if len(counts) != pp or sum(counts) != total or min(counts) < 1:
         raise PolicyError(
@@ -119,77 +158,32 @@ def _stages(
     stages = []
     start = 0
     for count in counts:
-        stages.append(model.layers[start : start + count])
+        stages.append(tuple(shape for shape in model.layers if start <= shape.index < start + count))
         start += count
     stages[-1] = (*stages[-1], *model.draft_layers[:draft_layers])
+    if not all(stages):
+        raise PolicyError(
+            "a stage has no layer with a cache",
+            code="KV-POL-039",
+            where="pp_layers" if pp_layers is not None else "pp",
+            got=", ".join(str(len(stage)) for stage in stages),
+            expected="at least one layer with a cache in each stage",
+        )
     return stages
 
 
 def _groups(
-    model: ModelConfig, shapes: collections.abc.Sequence[LayerShape], tp: int, stored: ElementFormat, dtype: str
-) -> tuple[tuple[Group, ...], list[str]]:
-    """The layers of one stage, grouped by kind, with their stores on one tensor-parallel rank."""
-    stores: dict[Heads | Latent, tuple[Store, ...]] = {}
-    notes: list[str] = []
-    layers: dict[str, list[Layer]] = {}
-    for shape in shapes:
-        if shape.attention not in stores:
-            stores[shape.attention] = _stores(model, shape.attention, tp, stored, dtype, notes)
-        layers.setdefault(shape.kind, []).append(Layer(shape.index, stores[shape.attention], shape.role))
-    groups = tuple(Group(kind, kind, Growth.TOKEN, tuple(members)) for kind, members in layers.items())
-    return groups, notes
-
-
-def _stores(
-    model: ModelConfig, attention: Heads | Latent, tp: int, stored: ElementFormat, dtype: str, notes: list[str]
-) -> tuple[Store, ...]:
-    if attention.query_heads % tp:
-        raise _indivisible(model, "attention heads", attention.query_heads, tp)
-    if isinstance(attention, Latent):
-        if tp > 1:
-            notes.append(f"the latent vector is replicated on all {tp} tensor-parallel ranks")
-        return _vectors("kv", 1, attention.width, stored, dtype, model)
-    heads = _heads_per_rank(model, attention.kv_heads, tp, notes)
-    return (
-        *_vectors("k", heads, attention.k_width, stored, dtype, model),
-        *_vectors("v", heads, attention.v_width, stored, dtype, model),
-    )
-
-
-def _heads_per_rank(model: ModelConfig, kv_heads: int, tp: int, notes: list[str]) -> int:
-    """KV heads on one rank; with more ranks than heads each head is held by several."""
-    if kv_heads % tp == 0:
-        return kv_heads // tp
-    if tp % kv_heads == 0:
-        notes.append(f"each of {kv_heads} KV heads is replicated on {tp // kv_heads} tensor-parallel ranks")
-        return 1
-    raise _indivisible(model, "KV heads", kv_heads, tp)
-
-
-def _indivisible(model: ModelConfig, what: str, count: int, tp: int) -> ConfigError:
-    return ConfigError(
-        f"{what} cannot be divided among the tensor-parallel ranks",
-        code="KV-CFG-030",
-        where=model.name,
-        got=f"{count} {what}, tp {tp}",
-        expected="one divides the other" if what == "KV heads" else f"tp divides {count}",
-    )
-
-
-def _vectors(
-    name: str, heads: int, width: int, stored: ElementFormat, dtype: str, model: ModelConfig
-) -> tuple[Store, ...]:
-    """The store of one vector a head and token, and the store of its parameters if the format has any."""
-    elements = stored.elements(width)
-    if elements is None:
-        raise ConfigError(
-            f"a vector of {width} values does not fill whole elements of {stored.name}",
-            code="KV-CFG-031",
-            where=model.name,
-            got=f"{width} values",
-            expected=f"a multiple of {stored.values_per_element}",
-        )
-    store = Store(name, heads, elements, stored.dtype, DTYPES[stored.dtype])
-    if not stored.parameters:
-        return (store,)
-    return (store, Store(f"{name}_scale", heads, stored.parameters, dtype, DTYPES[dtype]))
+    shapes: collections.abc.Sequence[LayerShape],
+    stores: dict[Attention, tuple[Store, ...]],
+    block_size: int,
+    engine: Convention,
+) -> tuple[tuple[Group, ...], int]:
+    """The groups of the whole model, and the block size that they ask for."""
+    kinds = kinds_of_layers(shapes, stores)
+    if len(kinds) > 1:
+        block_size = grown_block_size(kinds, block_size, engine)
+        return tuple(group_kinds(kinds, block_size, engine)), block_size
+    (kind,) = kinds
+    layers = tuple(Layer(index, kind.stores, role) for index, role in kind.members)
+    unit = 1 if kind.growth is Growth.REQUEST else block_size
+    return (Group(kind.name, kind.name, kind.growth, layers, kind.window, unit),), block_size

@@ -5,6 +5,8 @@ Keys that end in ``_bytes`` are whole bytes; null means unknown.
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from kvcore.cache.allocate import Cache
 from kvcore.cache.verify import Verification
 from kvcore.contract.facts import Device, DeviceFacts, Reading
@@ -45,10 +47,10 @@ __all__ = [
 def plan_data(plan: Plan, settings: Resolved | None = None) -> PlanData:
     """Everything that ``kvcore plan --json`` and ``kvcore explain`` say of a plan."""
     facts = plan.rank.facts
-    concurrency = plan.max_concurrency
+    concurrency, length = plan.max_concurrency, plan.max_model_len
     return {
         "model": plan.model,
-        "engine": plan.engine,
+        "engine": plan.engine.name,
         "device": None if facts is None else device_data(facts.device),
         "num_blocks": plan.num_blocks,
         "usable_blocks": plan.usable_blocks,
@@ -56,7 +58,14 @@ def plan_data(plan: Plan, settings: Resolved | None = None) -> PlanData:
         "block_size": plan.block_size,
         "tokens": plan.tokens,
         "max_model_len": plan.max_model_len,
-        "max_concurrency": None if concurrency is None else float(format_fraction(concurrency).replace(",", "")),
+        "max_concurrency": _decimal(concurrency),
+        "engine_tokens": plan.engine_tokens,
+        "engine_concurrency": _printed(plan.engine_concurrency),
+        "request_blocks": None if length is None else plan.layout.request_blocks(length),
+        "smallest_request_blocks": plan.layout.request_blocks(1),
+        "fixed_bytes_per_request": plan.layout.fixed_bytes_per_request,
+        "marginal_bytes_per_token": plan.layout.marginal_bytes_per_token,
+        "padding_bytes": plan.layout.padding_bytes,
         "bytes_per_token": plan.bytes_per_token,
         "bytes_per_block": plan.bytes_per_block,
         "cache_bytes": plan.cache_bytes,
@@ -167,6 +176,16 @@ def settings_data(settings: Resolved) -> list[SettingData]:
     ]
 
 
+def _decimal(value: Fraction | None) -> float | None:
+    """A ratio with two decimals, rounded down."""
+    return None if value is None else float(format_fraction(value).replace(",", ""))
+
+
+def _printed(value: Fraction | None) -> float | None:
+    """A ratio as an engine's log prints it: two decimals, to nearest."""
+    return None if value is None else float(round(value, 2))
+
+
 def _term(term: Term) -> TermData:
     return {
         "name": term.name,
@@ -196,14 +215,16 @@ def _group(group: Group) -> GroupData:
         "growth": group.growth.value,
         "window": group.window,
         "layers": len(group.layers),
+        "block_size": group.block_size,
         "bytes_per_token": group.bytes_per_token,
+        "bytes_per_request": group.bytes_per_request,
         "stores": [
             {
                 "name": store.name,
                 "heads": store.heads,
                 "width": store.width,
                 "dtype": store.dtype,
-                "bytes_per_token": store.bytes_per_token,
+                "nbytes": store.bytes_per_token,
             }
             for distinct in stores
             for store in distinct

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvcore.report.text import Section
-from kvcore.units import format_bytes, format_count
+from kvcore.units import format_bytes, format_count, format_percent
 
 __all__ = ["allocation_sections", "explain_sections", "plan_sections", "refusal_sections"]
 
@@ -14,19 +14,46 @@ __all__ = ["allocation_sections", "explain_sections", "plan_sections", "refusal_
 def plan_sections(data: Mapping[str, Any]) -> list[Section]:
     """The answer in a screen: what fits, what decided, what to know."""
     block = f"of {format_count(data['block_size'])} tokens, {_bytes(data['bytes_per_block'])} each"
-    rows = [
-        ("blocks", format_count(data["num_blocks"]), block),
-        ("tokens", format_count(data["tokens"]), f"in {format_count(data['usable_blocks'])} usable blocks"),
-    ]
+    usable = f"in {format_count(data['usable_blocks'])} usable blocks"
+    rows = [("blocks", format_count(data["num_blocks"]), block)]
+    if data["tokens"] is not None:
+        rows.append(("tokens", format_count(data["tokens"]), usable))
+    else:
+        rows += _request_rows(data)
     if data["max_concurrency"] is not None:
         length = f"requests of {format_count(data['max_model_len'])} tokens at once"
         rows.append(("concurrency", f"{data['max_concurrency']:,.2f}", length))
     rows.append(("cache", format_bytes(data["cache_bytes"]), f"{format_count(data['cache_bytes'])} bytes on a rank"))
     rows.append(("bound by", data["binding"]["kind"], data["binding"]["reason"]))
+    if data["engine"] != "generic":
+        rows.append(_printed_row(data))
     sections = [Section(_title(data), rows=tuple(rows), right=(1,))]
+    if len(data["groups"]) > 1:
+        sections.append(_groups(data))
     if len(data["ranks"]) > 1:
         sections.append(_ranks(data))
     return [*sections, *_remarks(data)]
+
+
+def _request_rows(data: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """What one request costs where no single number of tokens is right."""
+    rows = [
+        ("a request", format_bytes(data["fixed_bytes_per_request"]), "whatever its length: windows and states"),
+        ("a token", format_bytes(data["marginal_bytes_per_token"]), "of each request beyond that"),
+        ("at least", format_count(data["smallest_request_blocks"]), "blocks for the shortest request"),
+    ]
+    if data["padding_bytes"]:
+        groups, whole = len(data["groups"]), len(data["groups"]) * data["bytes_per_block"]
+        share = format_percent(data["padding_bytes"], whole)
+        rows.append(("padding", format_bytes(data["padding_bytes"]), f"{share} of a block of each of {groups} groups"))
+    return rows
+
+
+def _printed_row(data: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What the engine's own log will say."""
+    concurrency = data["engine_concurrency"]
+    at = "" if concurrency is None else f", concurrency {concurrency:,.2f} at {format_count(data['max_model_len'])}"
+    return (f"{data['engine']} prints", format_count(data["engine_tokens"]), f"tokens{at}")
 
 
 def explain_sections(data: Mapping[str, Any]) -> list[Section]:
@@ -94,7 +121,7 @@ def _because(term: Mapping[str, Any]) -> str:
 
 
 def _division(data: Mapping[str, Any]) -> Section:
-    rows = (
+    rows: tuple[tuple[str, ...], ...] = (
         ("", "blocks", format_count(data["num_blocks"]), "decided by " + data["binding"]["kind"]),
         ("x", "bytes per block", format_count(data["bytes_per_block"]), _per_block(data)),
         ("=", "cache", format_count(data["cache_bytes"]), _rounding(data)),
@@ -113,6 +140,8 @@ def _division(data: Mapping[str, Any]) -> Section:
 
 
 def _per_block(data: Mapping[str, Any]) -> str:
+    if len(data["groups"]) > 1:
+        return "a page in each slot of the pool"
     return f"{format_count(data['bytes_per_token'])} bytes per token x {format_count(data['block_size'])} tokens"
 
 
@@ -139,13 +168,22 @@ def _groups(data: Mapping[str, Any]) -> Section:
     rows = tuple(
         (
             group["name"],
+            _growth(group),
             format_count(group["layers"]),
-            format_count(group["bytes_per_token"]),
+            "-" if group["growth"] == "request" else format_count(group["block_size"]),
+            format_count(group["bytes_per_token"] or group["bytes_per_request"]),
             "; ".join(f"{s['name']} {s['heads']} x {s['width']} {s['dtype']}" for s in group["stores"]),
         )
         for group in data["groups"]
     )
-    return Section("Layers on this rank", ("group", "layers", "bytes/token", "a layer's stores"), rows, right=(1, 2))
+    headers = ("group", "grows", "layers", "tokens/block", "bytes", "a layer's stores")
+    return Section("Layers on this rank", headers, rows, right=(2, 3, 4))
+
+
+def _growth(group: Mapping[str, Any]) -> str:
+    words = {"token": "by token", "request": "by request", "window": "to window", "chunk": "to chunk"}
+    word = words.get(group["growth"], group["growth"])
+    return word if group["window"] is None else f"{word} {format_count(group['window'])}"
 
 
 def _ranks(data: Mapping[str, Any]) -> Section:

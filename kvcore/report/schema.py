@@ -60,7 +60,7 @@ class StoreData(TypedDict):
     heads: int
     width: int
     dtype: str
-    bytes_per_token: int
+    nbytes: int
 
 
 class GroupData(TypedDict):
@@ -71,7 +71,9 @@ class GroupData(TypedDict):
     growth: str
     window: int | None
     layers: int
+    block_size: int
     bytes_per_token: int
+    bytes_per_request: int
     stores: list[StoreData]
 
 
@@ -153,9 +155,16 @@ class PlanData(TypedDict):
     usable_blocks: int
     reserved_blocks: int
     block_size: int
-    tokens: int
+    tokens: int | None
     max_model_len: int | None
     max_concurrency: float | None
+    engine_tokens: int | None
+    engine_concurrency: float | None
+    request_blocks: int | None
+    smallest_request_blocks: int
+    fixed_bytes_per_request: int
+    marginal_bytes_per_token: int
+    padding_bytes: int
     bytes_per_token: int
     bytes_per_block: int
     cache_bytes: int

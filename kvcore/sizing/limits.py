@@ -107,6 +107,9 @@ def _per_block(limit: Limit, layout: CacheLayout) -> int:
 
 def _stride(stride: Stride, unit: LimitUnit, layout: CacheLayout) -> int:
     """What one block adds to an index, in ``unit``. The largest layer counts, since it overflows first."""
+    if layout.pooled:
+        page = layout.page_bytes if unit is LimitUnit.BYTES else layout.page_elements
+        return page * layout.slots if stride is Stride.ALL_LAYERS else page
     per_token = "bytes_per_token" if unit is LimitUnit.BYTES else "elements_per_token"
     # Layers that are alike share one tuple of stores, so the distinct ones are few; comparing them would cost more.
     layers = {id(layer.stores): layer.stores for group in layout.groups for layer in group.layers}.values()

@@ -12,7 +12,8 @@ from enum import Enum
 from fractions import Fraction
 
 from kvcore.contract.facts import DeviceFacts, Limit, LimitKind, Reserve
-from kvcore.contract.layout import CacheLayout, RankPlace
+from kvcore.contract.layout import CacheLayout, Growth, RankPlace
+from kvcore.conventions import GENERIC, Convention, TokensRule
 from kvcore.errors import PolicyError
 from kvcore.sizing.budget import Baseline, Budget, Term, make_budget
 from kvcore.sizing.limits import Bound, index_thresholds, largest_fitting, limit_bounds
@@ -35,9 +36,9 @@ class Alternative:
 class Inputs:
     """All that a plan follows from. ``layouts`` and ``facts`` have one entry a rank, in rank order.
 
-    ``reserved_blocks`` are those the engine keeps for itself (vLLM's null block), ``block_multiple`` is the number
-    that the engine wants blocks to be a multiple of. ``model_max_len`` is the length that the model was made for,
-    used when the policy names none.
+    ``engine`` says which blocks are kept from requests and what is printed; ``block_multiple`` is the number that
+    blocks have to be a multiple of. ``model_max_len`` is the length that the model was made for, used when the policy
+    names none.
     """
 
     layouts: tuple[CacheLayout, ...]
@@ -45,11 +46,16 @@ class Inputs:
     policy: Policy
     limits: tuple[Limit, ...] = ()
     reserves: tuple[Reserve, ...] = ()
-    reserved_blocks: int = 0
+    engine: Convention = GENERIC
     block_multiple: int = 1
     model_max_len: int | None = None
     baseline: Baseline | None = None
     temporary_bytes: int = 0
+
+    @property
+    def reserved_blocks(self) -> int:
+        """Blocks that the engine keeps for itself (vLLM's null block)."""
+        return self.engine.null_blocks
 
     @property
     def max_model_len(self) -> int | None:
@@ -124,7 +130,7 @@ class Plan:
     tightest: int
     policy: Policy
     warnings: tuple[PlanWarning, ...]
-    engine: str = "generic"
+    engine: Convention = GENERIC
 
     @property
     def rank(self) -> RankPlan:
@@ -142,9 +148,30 @@ class Plan:
         return self.num_blocks - self.reserved_blocks
 
     @property
-    def tokens(self) -> int:
-        """Tokens that the usable blocks hold."""
-        return self.usable_blocks * self.block_size
+    def tokens(self) -> int | None:
+        """Tokens that the usable blocks hold; None if groups share a pool, where no single number is right."""
+        return None if self.layout.pooled else self.usable_blocks * self.block_size
+
+    @property
+    def engine_tokens(self) -> int | None:
+        """The number that the engine prints as the tokens of its cache; None if it depends on an unknown length."""
+        rule = self.engine.tokens
+        if rule is TokensRule.BLOCKS_OVER_GROUPS:
+            smallest = min(group.block_size for group in self.layout.groups if group.growth is not Growth.REQUEST)
+            return self.num_blocks // len(self.layout.groups) * smallest
+        if rule is TokensRule.CONCURRENCY or self.layout.pooled:
+            concurrency = self.engine_concurrency
+            if concurrency is None or self.max_model_len is None:
+                return None
+            return concurrency.numerator * self.max_model_len // concurrency.denominator
+        return (self.num_blocks if rule is TokensRule.BLOCKS else self.usable_blocks) * self.block_size
+
+    @property
+    def engine_concurrency(self) -> Fraction | None:
+        """What the engine prints as its concurrency at ``max_model_len``: over all blocks, not the usable ones."""
+        if self.max_model_len is None:
+            return None
+        return Fraction(self.num_blocks, self.layout.request_blocks(self.max_model_len))
 
     @property
     def max_concurrency(self) -> Fraction | None:
@@ -202,7 +229,6 @@ class Plan:
 def make_plan(
     inputs: Inputs,
     *,
-    engine: str = "generic",
     alternatives: collections.abc.Callable[[], collections.abc.Iterable[Alternative]] | None = None,
 ) -> Plan:
     """The plan that follows from ``inputs``.
@@ -232,7 +258,7 @@ def make_plan(
         tightest=outcome.tightest,
         policy=inputs.policy,
         warnings=(),
-        engine=engine,
+        engine=inputs.engine,
     )
     _assert_identities(plan)
     return replace(plan, warnings=tuple(_warnings(plan, shortage, inputs)))
@@ -388,7 +414,7 @@ def _index_warning(plan: Plan) -> collections.abc.Iterator[PlanWarning]:
 
 def _assert_identities(plan: Plan) -> None:
     """What must hold of every plan; a failure here is a fault of kvcore, not of its user."""
-    assert plan.tokens == plan.usable_blocks * plan.block_size
+    assert plan.layout.pooled or plan.tokens == plan.usable_blocks * plan.block_size
     for rank in plan.ranks:
         assert sum(term.nbytes for term in rank.budget.terms) == rank.budget.available
         assert plan.num_blocks <= rank.num_blocks

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcore.conventions import convention
 from kvcore.errors import ConfigError, PolicyError
 from kvcore.geometry import layouts, read_config, stage_layers
 from kvcore.geometry.formats import CACHE_FORMATS, DTYPES
@@ -121,6 +122,9 @@ def test_cache_dtypes(asked: str | None, bytes_per_value: int) -> None:
         ({"pp": 2, "pp_layers": [12, 0]}, "KV-POL-034"),
         ({"pp": 3, "pp_layers": [6, 6]}, "KV-POL-034"),
         ({"block_size": 0}, "KV-POL-032"),
+        ({"block_size": 24, "engine": convention("vllm")}, "KV-POL-038"),
+        ({"cache_dtype": "fp8_ds_mla"}, "KV-POL-050"),
+        ({"state_dtype": "int8"}, "KV-POL-030"),
         ({"dtype": "int8"}, "KV-POL-030"),
         ({"cache_dtype": "fp7"}, "KV-POL-031"),
         ({"draft_layers": 1}, "KV-POL-035"),

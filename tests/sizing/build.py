@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+from dataclasses import replace
 from typing import Any
 
 from kvcore.contract import (
@@ -23,6 +24,7 @@ from kvcore.contract import (
     Scope,
     Store,
 )
+from kvcore.conventions import GENERIC
 from kvcore.sizing.plan import Inputs
 from kvcore.sizing.policy import Policy
 
@@ -73,4 +75,6 @@ def inputs(
     each = tuple(device_facts) if isinstance(device_facts, collections.abc.Sequence) else (device_facts,) * len(ranks)
     known = set(Inputs.__dataclass_fields__)
     own = {name: more.pop(name) for name in list(more) if name in known}
+    if "reserved_blocks" in more:
+        own["engine"] = replace(GENERIC, null_blocks=more.pop("reserved_blocks"))
     return Inputs(ranks, each, Policy(**more), **own)
