@@ -42,7 +42,7 @@ def test_a_variable_can_name_the_policy_file(kvcore: Kvcore, tmp_path: Path, mon
     found = origins(kvcore("plan", QWEN, "--device-profile", CARD, "--json"))
     assert found["block_size"] == ("32", f"{file}: block_size")
     found = origins(kvcore("plan", QWEN, "--device-profile", CARD, "--policy", str(other), "--json"))
-    assert found["block_size"] == ("16", "default")
+    assert found["block_size"] == ("the engine's", "default")
     assert found["tp"] == ("2", f"{other}: tp")
 
 
