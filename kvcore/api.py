@@ -62,6 +62,7 @@ def layouts(
     kv_cache_dtype: str | None = None,
     state_dtype: str | None = None,
     draft_layers: int = 0,
+    draft: ModelSource | None = None,
     max_num_batched_tokens: int | None = None,
     engine: Convention | str = GENERIC,
 ) -> tuple[CacheLayout, ...]:
@@ -85,6 +86,7 @@ def layouts(
         cache_dtype=kv_cache_dtype,
         state_dtype=state_dtype,
         draft_layers=draft_layers,
+        draft=None if draft is None else (draft if isinstance(draft, ModelConfig) else read_config(draft)),
         step_tokens=max_num_batched_tokens,
         engine=engine if isinstance(engine, Convention) else convention(engine),
     )

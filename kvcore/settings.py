@@ -243,6 +243,7 @@ SETTINGS: Final = (
         "state_dtype", ("--mamba-ssm-cache-dtype", "--state-dtype"), "DTYPE", _word, "Dtype of states.", "the config's"
     ),
     Setting("draft_layers", ("--draft-layers",), "N", _count_or_zero, "Layers for multi-token prediction.", "0"),
+    Setting("draft", ("--draft",), "CONFIG", _word, "Draft model that shares the cache.", "none"),
     Setting("engine", ("--engine",), "NAME[@VERSION]", convention, "Engine whose conventions hold.", "generic"),
     Setting("platform", ("--platform",), "NAME", _word, "Platform to use.", "the one available"),
     Setting("device", ("--device",), "INDEX|KEY", _word, "Device, by logical index or key.", "the first"),

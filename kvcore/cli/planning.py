@@ -102,6 +102,7 @@ def _layouts(config: ModelConfig, settings: Resolved, **changed: Any) -> Any:
         "kv_cache_dtype",
         "state_dtype",
         "draft_layers",
+        "draft",
         "max_num_batched_tokens",
         "engine",
     )

@@ -15,7 +15,7 @@ from kvcore.contract.layout import Growth, Role
 from kvcore.errors import ConfigError
 from kvcore.geometry import states
 from kvcore.geometry.keys import Keys
-from kvcore.geometry.kinds import CHUNKED, FULL, NONE, SLIDING, STATE, Kinds, all_full, every, kinds_of, required
+from kvcore.geometry.kinds import CHUNKED, CROSS, FULL, NONE, SLIDING, STATE, Kinds, all_full, every, kinds_of, required
 from kvcore.geometry.model import Attention, Heads, Latent, LayerShape, State, unknown_architecture
 
 __all__ = ["FAMILIES", "Family", "Shapes", "family_of"]
@@ -86,7 +86,8 @@ class Family:
     """One family: the ``model_type`` values it covers, and how its layers are read.
 
     ``attention`` gives a layer's keys and values, ``state`` what its recurrent layers keep, ``kinds`` which layer is
-    which where the config does not say, ``count`` the keys that count layers, ``drafts`` those that count draft layers.
+    which where the config does not say, ``encoder`` the positions that cross attention keeps, ``count`` the keys that
+    count layers, ``drafts`` those that count draft layers.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Family:
     attention: AttentionOf = heads
     state: Callable[[Keys], State] | None = None
     kinds: Callable[[Keys, int], Kinds] = all_full
+    encoder: Callable[[Keys], int] | None = None
     count: tuple[str, ...] = ("num_hidden_layers", "n_layer", "num_layers")
     drafts: tuple[str, ...] = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")
 
@@ -136,6 +138,9 @@ class Family:
         if kind == SLIDING:
             window = keys.integer("sliding_window", "sliding_window_size", "window_size")
             return LayerShape(0, kind, attention, Growth.WINDOW, window)
+        if kind == CROSS:
+            assert self.encoder is not None
+            return LayerShape(0, kind, attention, Growth.ENCODER, self.encoder(keys))
         if kind == CHUNKED:
             return LayerShape(0, kind, attention, Growth.CHUNK, keys.integer("attention_chunk_size"))
         return LayerShape(0, "latent" if isinstance(attention, Latent) else kind, attention)
@@ -196,6 +201,25 @@ def _head_dim(keys: Keys, query_heads: int, notes: list[str]) -> int:
     width = hidden // query_heads
     notes.append(f"head_dim {width} derived: {hidden} / {query_heads} heads")
     return width
+
+
+def whisper_heads(keys: Keys, kind: str, notes: list[str]) -> Heads:
+    """Whisper's decoder: as many KV heads as heads, in its own attention and in that to the encoder."""
+    count = keys.integer("decoder_attention_heads", high=WIDEST)
+    width = keys.integer("d_model") // count
+    return Heads(count, count, width, width)
+
+
+def whisper_positions(keys: Keys) -> int:
+    """The encoder's declared positions; no limit on text shortens them (TensorRT-LLM#19514)."""
+    return keys.integer("max_source_positions")
+
+
+def mllama_positions(keys: Keys) -> int:
+    """Llama 3.2 vision: patches and a class token of each tile of one image (modeling_mllama.py)."""
+    vision = keys.outer.inner("vision_config")
+    side = vision.integer("image_size") // vision.integer("patch_size")
+    return (side * side + 1) * vision.integer("max_num_tiles")
 
 
 def llama4_kinds(keys: Keys, count: int) -> Kinds:
@@ -261,6 +285,15 @@ FAMILIES = (
     Family(
         "lfm2", ("lfm2", "lfm2_moe"), state=states.short_convolution, kinds=required("layer_types", "full_attn_idxs")
     ),
+    Family(
+        "whisper",
+        ("whisper",),
+        whisper_heads,
+        kinds=lambda _, count: [(FULL, CROSS)] * count,
+        encoder=whisper_positions,
+        count=("decoder_layers",),
+    ),
+    Family("mllama", ("mllama_text_model",), encoder=mllama_positions, kinds=required("cross_attention_layers")),
 )
 
 _BY_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}

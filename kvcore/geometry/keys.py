@@ -85,10 +85,14 @@ class Keys:
     names are given, the first that is present is taken: families spell the same thing differently.
     """
 
-    def __init__(self, values: collections.abc.Mapping[str, Any], where: str, prefix: str = "") -> None:
+    def __init__(
+        self, values: collections.abc.Mapping[str, Any], where: str, prefix: str = "", outer: Keys | None = None
+    ) -> None:
         self._values = values
         self.where = where
         self.prefix = prefix
+        #: The keys that these are a part of; themselves, if they are the whole.
+        self.outer = self if outer is None else outer
 
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
@@ -98,7 +102,7 @@ class Keys:
         values = self._values.get(name)
         if not isinstance(values, dict):
             raise self.wrong(name, values, "an object")
-        return Keys(values, self.where, f"{self.prefix}{name}.")
+        return Keys(values, self.where, f"{self.prefix}{name}.", self)
 
     def raw(self, name: str) -> Any:
         """The unchecked value under ``name``, or None."""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from kvcore.errors import ConfigError
 from kvcore.geometry.keys import Keys
 
-__all__ = ["CHUNKED", "FULL", "NONE", "SLIDING", "STATE", "Kinds", "all_full", "every", "kinds_of", "required"]
+__all__ = ["CHUNKED", "CROSS", "FULL", "NONE", "SLIDING", "STATE", "Kinds", "all_full", "every", "kinds_of", "required"]
 
-FULL, SLIDING, CHUNKED, STATE, NONE = "full", "sliding", "chunked", "state", "none"
+FULL, SLIDING, CHUNKED, STATE, CROSS, NONE = "full", "sliding", "chunked", "state", "cross", "none"
 
 #: The words of ``layer_types`` and ``layers_block_type`` (huggingface/transformers).
 WORDS = {
@@ -41,7 +41,16 @@ def kinds_of(keys: Keys, count: int, default: Callable[[Keys, int], Kinds]) -> K
 
     A layer has several kinds if it keeps several things (Falcon-H1: a state and keys beside it).
     """
-    for way in (_words, _override_pattern, _attention_types, _hybrid_pattern, _listed, _interval, _window_pattern):
+    for way in (
+        _words,
+        _override_pattern,
+        _attention_types,
+        _hybrid_pattern,
+        _listed,
+        _crossed,
+        _interval,
+        _window_pattern,
+    ):
         kinds = way(keys, count)
         if kinds is not None:
             return kinds
@@ -113,6 +122,14 @@ def _listed(keys: Keys, count: int) -> Kinds | None:
         if name in keys:
             return _full_at(keys, name, count, first=0)
     return None
+
+
+def _crossed(keys: Keys, count: int) -> Kinds | None:
+    """The layers that attend to an encoder and to nothing else, by their numbers (Llama 3.2 vision)."""
+    name = "cross_attention_layers"
+    if name not in keys:
+        return None
+    return [(FULL,) if kinds != (FULL,) else (CROSS,) for kinds in _full_at(keys, name, count, first=0)]
 
 
 def _interval(keys: Keys, count: int) -> Kinds | None:

@@ -17,7 +17,14 @@ __all__ = ["Attention", "Heads", "Latent", "LayerShape", "ModelConfig", "State",
 #: Where multimodal models keep the config of the part that has the cache.
 NESTED = ("text_config", "language_config", "llm_config")
 #: Names of the longest context that the model was made for.
-LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "model_max_length")
+LENGTHS = (
+    "max_position_embeddings",
+    "max_target_positions",
+    "n_positions",
+    "max_sequence_length",
+    "seq_length",
+    "model_max_length",
+)
 
 
 @dataclass(frozen=True, slots=True)

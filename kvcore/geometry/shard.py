@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections.abc
 from dataclasses import replace
 
-from kvcore.contract.layout import CacheLayout, Group, Growth, Layer, RankPlace, Store
+from kvcore.contract.layout import CacheLayout, Group, Growth, Layer, RankPlace, Role, Store
 from kvcore.conventions import GENERIC, Convention
 from kvcore.errors import PolicyError
 from kvcore.geometry.formats import PACKED_RECORDS, cache_format, model_dtype
@@ -30,6 +30,7 @@ def layouts(
     cache_dtype: str | None = None,
     state_dtype: str | None = None,
     draft_layers: int = 0,
+    draft: ModelConfig | None = None,
     step_tokens: int | None = None,
     engine: Convention = GENERIC,
 ) -> tuple[CacheLayout, ...]:
@@ -37,8 +38,9 @@ def layouts(
 
     ``pp_layers`` gives each stage's number of layers; without it they are divided evenly. ``dtype`` replaces the
     model's own, ``cache_dtype`` is ``auto`` or a format of :mod:`kvcore.geometry.formats`, ``state_dtype`` the dtype of
-    recurrent states. ``draft_layers`` of the checkpoint's layers for multi-token prediction are added to the last
-    stage. ``step_tokens`` are the most tokens of one step; ``engine`` pages the cache and gives the block size that is
+    recurrent states. ``draft_layers`` of the checkpoint's layers for multi-token prediction, and all layers of a
+    ``draft`` model (an EAGLE head, a small model of the same tokens), are added to the last stage: one cache holds
+    both. ``step_tokens`` are the most tokens of one step; ``engine`` pages the cache and gives the block size that is
     not asked for.
 
     Raises :class:`ConfigError` if the heads cannot be divided by ``tp``, :class:`PolicyError` for the rest.
@@ -47,6 +49,9 @@ def layouts(
     _check_counts(tp, pp, block_size, engine)
     formats = _formats(model, dtype, cache_dtype, state_dtype, engine)
     stages = _stages(model, pp, pp_layers, draft_layers)
+    if draft is not None:
+        stages[-1] = (*stages[-1], *_companion(model, draft))
+        formats.notes.append(f"with the {len(draft.layers)} layers of draft model {draft.name}")
     shapes = [shape for stage in stages for shape in stage]
     distinct = dict.fromkeys(shape.attention for shape in shapes)
     stores = {attention: stores_of(model.name, attention, tp, formats) for attention in distinct}
@@ -93,14 +98,14 @@ def _check_counts(tp: int, pp: int, block_size: int, engine: Convention) -> None
             "too many ranks", code="KV-POL-032", where="tp * pp", got=tp * pp, expected=f"at most {MOST_RANKS:,}"
         )
     if block_size % engine.block_multiple:
-        lower = block_size // engine.block_multiple * engine.block_multiple
+        lower = max(1, block_size // engine.block_multiple) * engine.block_multiple
         raise PolicyError(
             f"{engine.name}'s kernels do not take this block size",
             code="KV-POL-038",
             where="block_size",
             got=block_size,
             expected=f"a multiple of {engine.block_multiple}",
-            hint=f"the nearest are {lower or engine.block_multiple} and {lower + engine.block_multiple}",
+            hint=f"the nearest are {lower} and {lower + engine.block_multiple}",
         )
 
 
@@ -170,6 +175,12 @@ def _stages(
             expected="at least one layer with a cache in each stage",
         )
     return stages
+
+
+def _companion(model: ModelConfig, draft: ModelConfig) -> tuple[LayerShape, ...]:
+    """The draft model's layers, numbered after the target's and its own draft layers."""
+    first = model.num_layers + len(model.draft_layers)
+    return tuple(replace(shape, index=first + shape.index, role=Role.DRAFT) for shape in draft.layers)
 
 
 def _groups(
