@@ -226,7 +226,7 @@ def allocate(plan: Plan, device: Device | None = None, *, rank: int = 0, progres
     handle = default_registry().platform(where.platform)
     granularity = handle.allocation_limits(where).granularity
     cache = allocate_cache(
-        handle, where, _with_alignment(held.layout, granularity), plan.num_blocks, progress=progress, released=_released
+        handle, where, held.layout.with_alignment(granularity), plan.num_blocks, progress=progress, released=_released
     )
     _notify("kvcore_allocated", cache=cache)
     return cache
@@ -251,13 +251,9 @@ def _aligned(layouts: tuple[CacheLayout, ...], facts: tuple[DeviceFacts | None, 
         key = (id(held.groups), granularity)
         same = made.get(key)
         if same is None:
-            same = made[key] = _with_alignment(held, granularity)
-        result.append(same if same.place == held.place else replace(same, place=held.place))
+            same = made[key] = held.with_alignment(granularity)
+        result.append(same.at(held.place))
     return tuple(result)
-
-
-def _with_alignment(held: CacheLayout, granularity: int) -> CacheLayout:
-    return held if held.alignment == granularity else replace(held, alignment=granularity)
 
 
 def _policy_of(settings: Mapping[str, Any]) -> Policy:

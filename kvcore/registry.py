@@ -86,6 +86,7 @@ class Registry:
             self._manager.add_hookspecs(specification)
         self._plugins: dict[str, object] = {}
         self._handles: dict[str, PlatformHandle] = {}
+        self._by_hook: dict[str, list[tuple[str, Any]]] = {}
         found = _deduplicated(sorted(entry_points, key=lambda e: (e.name, e.value)))
         self._check_names({entry.name for entry, _ in found})
         self.records = tuple(self._load(entry, record) for entry, record in found)
@@ -147,9 +148,9 @@ class Registry:
     def notify(self, hook: str, **arguments: object) -> list[str]:
         """Call an observers' hook; returns what went wrong, because a watcher must not stop the work."""
         problems = []
-        for name, plugin in self._plugins.items():
+        for name, caller in self._callers(hook):
             try:
-                self._caller(hook, plugin)(**arguments)
+                caller(**arguments)
             except Exception as error:  # noqa: BLE001 - reported to the caller, which shows it
                 problems.append(f"observer {name} failed in {hook}: {type(error).__name__}: {error}")
         return problems
@@ -245,9 +246,9 @@ class Registry:
 
     def _collect(self, hook: str, kind: type[Any], **arguments: object) -> list[Any]:
         collected = []
-        for name, plugin in self._plugins.items():
+        for name, caller in self._callers(hook):
             try:
-                answers = self._caller(hook, plugin)(**arguments)
+                answers = caller(**arguments)
             except KvcoreError:
                 raise
             except Exception as error:
@@ -269,10 +270,20 @@ class Registry:
                 collected.append(item)
         return collected
 
-    def _caller(self, hook: str, plugin: object) -> Any:
-        """The hook of one plugin alone, so that one failure does not hide the other answers."""
-        others = [p for p in self._plugins.values() if p is not plugin]
-        return self._manager.subset_hook_caller(hook, remove_plugins=others)
+    def _callers(self, hook: str) -> list[tuple[str, Any]]:
+        """A caller for each plugin that answers ``hook``: that plugin alone, and every wrapper around it.
+
+        Called one by one, so that one failure does not hide the other answers.
+        """
+        known = self._by_hook.get(hook)
+        if known is None:
+            implementations = getattr(self._manager.hook, hook).get_hookimpls()
+            answering = {i.plugin_name: i.plugin for i in implementations if not (i.wrapper or i.hookwrapper)}
+            known = self._by_hook[hook] = [
+                (name, self._manager.subset_hook_caller(hook, [p for n, p in answering.items() if n != name]))
+                for name in answering
+            ]
+        return known
 
 
 @functools.cache

@@ -334,15 +334,30 @@ def resolve(
     """
     file = file if file is not None else environ.get(FILE_VARIABLE)
     from_file = {} if file is None else read_policy_file(file)
-    values, texts, origins = {}, {}, {}
+    values: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    origins: dict[str, str] = {}
+    levels: dict[str, int] = {}
     for setting in SETTINGS if names is None else [_BY_NAME[name] for name in names]:
         found = _given(setting, flags, environ, from_file, file, origin)
         if found is not None:
-            text, place = found
+            text, place, levels[setting.name] = found
             _refuse_control_characters(text, place)
             values[setting.name] = setting.parse(text, place)
             texts[setting.name], origins[setting.name] = text, place
+    loser = _overridden(levels)
+    if loser is not None:
+        for held in (values, texts, origins):
+            del held[loser]
     return Resolved(values, texts, origins)
+
+
+def _overridden(levels: Mapping[str, int]) -> str | None:
+    """A size given on the command line takes the place of a share in a file, and the other way round."""
+    ways = [name for name in ("utilization", "kv_cache_memory") if name in levels]
+    if len(ways) < 2 or levels[ways[0]] == levels[ways[1]]:
+        return None  # two at one level contradict each other, and policy_of says so
+    return min(ways, key=lambda name: levels[name])
 
 
 def misspelled_variables(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
@@ -461,19 +476,19 @@ def _given(
     from_file: Mapping[str, str],
     file: str | os.PathLike[str] | None,
     origin: str | None,
-) -> tuple[str, str] | None:
-    """The text that decides a setting, and where it stands."""
+) -> tuple[str, str, int] | None:
+    """The text that decides a setting, where it stands, and how far it takes precedence."""
     flag = flags.get(setting.name)
     if isinstance(flag, bool):
         flag = "true" if flag else None
     if flag is not None and not isinstance(flag, str):
         flag = ",".join(flag) or None
     if flag is not None:
-        return flag, setting.flags[-1] if origin is None else f"{origin}: {setting.name}"
+        return flag, setting.flags[-1] if origin is None else f"{origin}: {setting.name}", 3
     if setting.variable in environ:
-        return environ[setting.variable], setting.variable
+        return environ[setting.variable], setting.variable, 2
     if setting.name in from_file:
-        return from_file[setting.name], f"{file}: {setting.name}"
+        return from_file[setting.name], f"{file}: {setting.name}", 1
     return None
 
 

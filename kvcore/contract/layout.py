@@ -11,6 +11,7 @@ and groups that are smaller than the others are padded (vLLM's hybrid cache mana
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -249,6 +250,20 @@ class CacheLayout:
         far = 2**62  # longer than any window and any step
         step = self.step_tokens or 0
         return sum(self._request_blocks(group, far, step) for group in fixed) * self.bytes_per_block
+
+    def with_alignment(self, alignment: int) -> CacheLayout:
+        """The same layout on a device that rounds tensors up to ``alignment``."""
+        return self if alignment == self.alignment else self._with("alignment", alignment)
+
+    def at(self, place: RankPlace) -> CacheLayout:
+        """The same layout on another rank of its stage."""
+        return self if place == self.place else self._with("place", place)
+
+    def _with(self, name: str, value: object) -> CacheLayout:
+        # Nothing that is derived from the groups changes, so it is copied and not derived again.
+        changed = copy.copy(self)
+        object.__setattr__(changed, name, value)
+        return changed
 
     def bytes(self, num_blocks: int) -> int:
         """Bytes that ``num_blocks`` blocks take on the device, each tensor rounded up to ``alignment``."""

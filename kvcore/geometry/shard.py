@@ -70,7 +70,7 @@ def layouts(
             notes=notes,
         )
         result.append(first)
-        result.extend(replace(first, place=RankPlace(tp, rank, pp, number)) for rank in range(1, tp))
+        result.extend(first.at(RankPlace(tp, rank, pp, number)) for rank in range(1, tp))
     return tuple(result)
 
 

@@ -69,7 +69,7 @@ def make_budget(
     """
     asked = policy.asked_bytes(rank)
     if facts is None:
-        return _unread_budget(asked, policy)
+        return _unread_budget(asked, reserves, policy)
     readings, warnings = _accept(facts.readings)
     after = _terms_after(merge_reserves(facts.reserves, reserves), policy, temporary_bytes)
     free = _free(readings, facts)
@@ -113,13 +113,18 @@ def merge_reserves(*sources: collections.abc.Sequence[Reserve]) -> tuple[Reserve
     return tuple(merged.values())
 
 
-def _unread_budget(asked: int | None, policy: Policy) -> Budget:
+def _unread_budget(asked: int | None, reserves: collections.abc.Sequence[Reserve], policy: Policy) -> Budget:
     if asked is None:
         raise PlanError(
             "no device was read, so a share of its memory is unknown",
             code="KV-PLAN-004",
             expected="a device, a device profile, or an absolute size (kv_cache_memory)",
         )
+    warnings = [("KV-W-001", "no device was read: the size is taken as given, unverified against any memory")]
+    idle = [reserve.name for reserve in reserves] + (["margin"] if policy.margin else [])
+    if idle:
+        text = f"{', '.join(idle)} had no effect: they come off a device's memory, and none was read"
+        warnings.append(("KV-W-004", text))
     return Budget(
         terms=(_asked_term(asked, policy),),
         available=asked,
@@ -128,7 +133,7 @@ def _unread_budget(asked: int | None, policy: Policy) -> Budget:
         own=None,
         ceiling=None,
         excess=0,
-        warnings=(("KV-W-001", "no device was read: the size is taken as given, unverified against any memory"),),
+        warnings=tuple(warnings),
     )
 
 

@@ -58,7 +58,7 @@ def test_a_misspelled_variable_is_said(kvcore: Kvcore, monkeypatch: pytest.Monke
 #: Any text is a reason.
 CAN_BE_WRONG = [setting for setting in SETTINGS if setting.name != "max_blocks_reason"]
 #: Their errors name the file or device that is not there, and not where its name stands.
-NAME_THINGS = {"device_profile": "nowhere.json", "platform": "nowhere", "device": "nowhere"}
+NAME_THINGS = {"device_profile": "nowhere.json", "draft": "nowhere.json", "platform": "nowhere", "device": "nowhere"}
 
 
 @pytest.mark.parametrize("setting", CAN_BE_WRONG, ids=[setting.name for setting in CAN_BE_WRONG])
@@ -253,3 +253,13 @@ def _run(arguments: tuple[str, ...]) -> int:
     from kvcore.cli.app import run
 
     return run(arguments)
+
+
+def test_a_size_on_the_command_line_takes_the_place_of_a_share_in_a_file(kvcore: Kvcore, tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text("utilization = 0.8")
+    found = origins(kvcore("plan", QWEN, "--tp", "4", "--policy", str(file), "--kv-cache-memory", "8GiB", "--json"))
+    assert found["kv_cache_memory"] == ("8GiB", "--kv-cache-memory")
+    assert found["utilization"] == ("0.9", "default")
+    file.write_text('utilization = 0.8\nkv-cache-memory = "8GiB"')
+    assert kvcore("plan", QWEN, "--policy", str(file), "--json").json["error"]["code"] == "KV-POL-043"

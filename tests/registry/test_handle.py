@@ -117,3 +117,34 @@ def test_the_plugins_here_say_what_they_cannot_do() -> None:
         if not handle.supports(Capability.DEVICES):
             with pytest.raises(CapabilityMissing, match=name):
                 handle.devices()
+
+
+def test_wrappers_run_around_contributors_and_one_failure_hides_nobody(site: Site) -> None:
+    for name, body in (("one", "return []"), ("two", "raise ValueError('two')")):
+        site.install(
+            name,
+            "from kvcore.contract import hookimpl\n"
+            "class P:\n"
+            "    @hookimpl\n"
+            f"    def kvcore_planned(self, plan): {body}\n"
+            "plugin = P()\n",
+        )
+    site.install(
+        "tracing",
+        "from kvcore.contract import hookimpl\n"
+        "class Tracing:\n"
+        "    calls = []\n"
+        "    @hookimpl(wrapper=True)\n"
+        "    def kvcore_planned(self, plan):\n"
+        "        self.calls.append(plan)\n"
+        "        return (yield)\n"
+        "plugin = Tracing()\n",
+    )
+    answer = site.ask(
+        """
+        problems = registry.notify("kvcore_planned", plan="a plan")
+        import plugin_tracing
+        answer = [problems, plugin_tracing.plugin.calls]
+        """
+    )
+    assert answer == [["observer two failed in kvcore_planned: ValueError: two"], ["a plan", "a plan"]]

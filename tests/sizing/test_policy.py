@@ -295,3 +295,10 @@ def test_every_remedy_named_works_and_nothing_smaller_does(
             if tried_share > share:
                 found = solve(replace(question, policy=replace(question.policy, utilization=tried_share)))
                 assert (found.shortage is None) is works
+
+
+def test_reserves_without_a_device_are_said_to_have_no_effect() -> None:
+    plan = make_plan(inputs(uniform(), None, kv_cache_memory=(GIB,), reserves=(reserve("weights", GIB),), margin=1))
+    (warning,) = [w for w in plan.warnings if w.code == "KV-W-004"]
+    assert "weights, margin" in warning.text
+    assert plan.available_bytes == GIB
