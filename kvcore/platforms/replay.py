@@ -106,12 +106,12 @@ class ReplayBlockSizer:
     @hookimpl
     def kvcore_limits(self, device: Device, layout: CacheLayout) -> list[Limit]:
         """The limits that were recorded with the device."""
-        return list(self._of(device).limits) if device.platform == "replay" else []
+        return list(self._of(device).limits) if self._holds(device) else []
 
     @hookimpl
     def kvcore_reserves(self, device: Device, phase: Phase) -> list[Reserve]:
         """The reserves that were recorded with the device."""
-        return list(self._of(device).reserves) if device.platform == "replay" else []
+        return list(self._of(device).reserves) if self._holds(device) else []
 
     @hookimpl
     def kvcore_allocate(self, device: Device, request: AllocationRequest) -> Buffer:
@@ -185,6 +185,10 @@ class ReplayBlockSizer:
                     expected="a key of its own for each device",
                 )
         return self._loaded
+
+    def _holds(self, device: Device) -> bool:
+        """Whether the device is one that is replayed here: a profile recorded of a replayed one names this platform."""
+        return device.platform == "replay" and device.key in self._facts()
 
     def _of(self, device: Device) -> DeviceFacts:
         facts = self._facts().get(device.key)
