@@ -22,7 +22,7 @@ from typing import Any
 
 from kvcore.cache.allocate import Cache, Progress, allocate_cache
 from kvcore.cache.verify import Verification, verify_cache
-from kvcore.contract.facts import Device, DeviceFacts, Limit, Phase, Reserve
+from kvcore.contract.facts import Device, DeviceFacts, Limit, LimitKind, Phase, Reserve
 from kvcore.contract.layout import CacheLayout
 from kvcore.conventions import GENERIC, Convention, convention
 from kvcore.errors import PlanError, PolicyError
@@ -126,6 +126,7 @@ def policy(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     limit_to_demand: bool = False,
+    kernel: str | Sequence[str] | None = None,
     limits: Iterable[Limit] = (),
     max_blocks: int | None = None,
     max_blocks_reason: str | None = None,
@@ -135,7 +136,7 @@ def policy(
     """A checked :class:`Policy`; what is left out keeps its default.
 
     ``utilization`` given as a float is taken at its shortest decimal form: 0.9 is 9/10. Sizes are bytes, or texts
-    such as ``"24GiB"``. Raises :class:`PolicyError`.
+    such as ``"24GiB"``. ``kernel`` names known kernels (:mod:`kvcore.sizing.kernels`). Raises :class:`PolicyError`.
     """
     given: dict[str, Any] = {
         "utilization": utilization,
@@ -146,6 +147,7 @@ def policy(
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "limit_to_demand": limit_to_demand or None,
+        "kernel": kernel,
         "max_blocks": max_blocks,
         "max_blocks_reason": max_blocks_reason,
         "num_blocks_override": num_blocks_override,
@@ -154,7 +156,7 @@ def policy(
     # One parser for every value, wherever it comes from: a call's values take the way of a flag's texts.
     texts = {name: _text(value) for name, value in given.items() if value is not None}
     made = policy_of(resolve(texts, environ={}, origin="call"))
-    return replace(made, reserves=tuple(reserves), limits=tuple(limits))
+    return replace(made, reserves=tuple(reserves), limits=(*made.limits, *limits))
 
 
 def plan(
@@ -197,13 +199,16 @@ def plan(
         )
     aligned = _aligned(ranks, read)
     first = read[0]
+    asked = policy if policy is not None else _policy_of(settings)
+    rules = engine if isinstance(engine, Convention) else convention(engine)
+    stated = () if first is None else tuple(default_registry().limits(first.device, aligned[0]))
     inputs = Inputs(
         layouts=aligned,
         facts=read,
-        policy=policy if policy is not None else _policy_of(settings),
-        limits=() if first is None else default_registry().limits(first.device, aligned[0]),
+        policy=asked,
+        limits=(*stated, *_engine_limits(rules, asked)),
         reserves=tuple(reserves),
-        engine=engine if isinstance(engine, Convention) else convention(engine),
+        engine=rules,
         model_max_len=ranks[0].max_model_len,
         baseline=baseline,
         temporary_bytes=temporary_bytes,
@@ -254,6 +259,16 @@ def _aligned(layouts: tuple[CacheLayout, ...], facts: tuple[DeviceFacts | None, 
             same = made[key] = held.with_alignment(granularity)
         result.append(same.at(held.place))
     return tuple(result)
+
+
+def _engine_limits(engine: Convention, policy: Policy) -> tuple[Limit, ...]:
+    """Those of the engine's default kernels, unless someone declared the kernels or their index."""
+    declared = "kernel" in policy.origins or any(limit.kind is LimitKind.INDEX for limit in policy.limits)
+    if declared or engine.name == GENERIC.name:
+        return ()
+    from kvcore.sizing.kernels import default_limits
+
+    return default_limits(engine.name)
 
 
 def _policy_of(settings: Mapping[str, Any]) -> Policy:

@@ -232,6 +232,16 @@ def _index_limit(text: str, where: str) -> Limit:
     )
 
 
+def _kernels(text: str, where: str) -> tuple[Limit, ...]:
+    """Names of known kernels; ``none`` alone says that the engine's default kernels do not hold."""
+    from kvcore.sizing.kernels import NO_KERNEL, kernel
+
+    names = _words(text, where)
+    if names == (NO_KERNEL,):
+        return ()
+    return tuple(kernel(name, where).limit for name in names)
+
+
 SETTINGS: Final = (
     Setting("tp", ("--tensor-parallel-size", "--tp"), "N", _count, "Tensor-parallel ranks.", "1"),
     Setting("pp", ("--pipeline-parallel-size", "--pp"), "N", _count, "Pipeline stages.", "1"),
@@ -298,6 +308,7 @@ SETTINGS: Final = (
         "Width of the kernel's index into the cache.",
         "undeclared",
     ),
+    Setting("kernel", ("--kernel",), "NAME[,NAME...]", _kernels, "Known kernels that index the cache.", "the engine's"),
     Setting("max_blocks", ("--max-blocks",), "N", _count, "Cap on blocks; it can only lower.", "none"),
     Setting("max_blocks_reason", ("--reason",), "TEXT", _word, "Why there is a cap.", "none"),
     Setting("num_blocks_override", ("--num-blocks-override",), "N", _count, "Blocks in place of the sum.", "none"),
@@ -434,10 +445,11 @@ def policy_of(resolved: Resolved) -> Policy:
         if name in resolved.values
     }
     limit = resolved.get("index_limit")
+    kernels = resolved.get("kernel", ())
     return Policy(
         **fields,
         reserves=reserves,
-        limits=() if limit is None else (limit,),
+        limits=(*kernels, *(() if limit is None else (limit,))),
         origins=dict(resolved.origins),
     )
 

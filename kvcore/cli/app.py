@@ -24,6 +24,7 @@ VERBS = {
     "record": "Write down a device, to plan for it elsewhere.",
     "plugins": "The plugins that were found, and what became of each.",
     "doctor": "Why each platform can or cannot be used here.",
+    "kernels": "The kernels whose index into the cache is known.",
     "completion": "The shell's completion script.",
 }
 EXIT_FAULT = 70

@@ -18,6 +18,7 @@ from kvcore.report.schema import (
     DeviceData,
     FactsData,
     GroupData,
+    LiftData,
     PlanData,
     PluginData,
     RankData,
@@ -28,6 +29,7 @@ from kvcore.report.schema import (
 )
 from kvcore.settings import SETTINGS, Resolved
 from kvcore.sizing.budget import Term
+from kvcore.sizing.lifts import Lift
 from kvcore.sizing.limits import Bound
 from kvcore.sizing.plan import Plan
 from kvcore.sizing.refusal import Refusal
@@ -72,6 +74,8 @@ def plan_data(plan: Plan, settings: Resolved | None = None) -> PlanData:
         "available_bytes": plan.available_bytes,
         "unused_bytes": plan.unused_bytes,
         "binding": _bound(plan.binding),
+        "blocks_without_binding": plan.blocks_without_binding,
+        "lifts": [_lift(lift) for lift in plan.lifts],
         "bounds": [_bound(bound) for bound in plan.bounds],
         "terms": [_term(term) for term in plan.terms],
         "groups": [_group(group) for group in plan.layout.groups],
@@ -203,6 +207,18 @@ def _bound(bound: Bound) -> BoundData:
         "reason": bound.reason,
         "source": bound.source,
         "idle_bytes": bound.idle_bytes,
+        "first_unsafe_block": bound.first_unsafe_block,
+    }
+
+
+def _lift(lift: Lift) -> LiftData:
+    return {
+        "knob": lift.knob,
+        "value": lift.value,
+        "num_blocks": lift.num_blocks,
+        "tokens": lift.tokens,
+        "cache_bytes": lift.cache_bytes,
+        "text": lift.text,
     }
 
 

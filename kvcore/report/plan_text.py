@@ -25,6 +25,7 @@ def plan_sections(data: Mapping[str, Any]) -> list[Section]:
         rows.append(("concurrency", f"{data['max_concurrency']:,.2f}", length))
     rows.append(("cache", format_bytes(data["cache_bytes"]), f"{format_count(data['cache_bytes'])} bytes on a rank"))
     rows.append(("bound by", data["binding"]["kind"], data["binding"]["reason"]))
+    rows += _cost_rows(data)
     if data["engine"] != "generic":
         rows.append(_printed_row(data))
     sections = [Section(_title(data), rows=tuple(rows), right=(1,))]
@@ -32,7 +33,37 @@ def plan_sections(data: Mapping[str, Any]) -> list[Section]:
         sections.append(_groups(data))
     if len(data["ranks"]) > 1:
         sections.append(_ranks(data))
-    return [*sections, *_remarks(data)]
+    return [*sections, *_lifts(data), *_remarks(data)]
+
+
+def _cost_rows(data: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """What a bound other than memory leaves unused, and where an index stops being safe."""
+    rows = []
+    binding, without = data["binding"], data["blocks_without_binding"]
+    if without > data["num_blocks"]:
+        lost = without - data["num_blocks"]
+        share = f"{format_percent(lost, without)} of {format_count(without)} without it"
+        rows.append(("left idle", format_bytes(binding["idle_bytes"]), f"{format_count(lost)} blocks, {share}"))
+    if binding["first_unsafe_block"] is not None:
+        rows.append(("first unsafe", format_count(binding["first_unsafe_block"]), "block number, counted from 0"))
+    return rows
+
+
+def _lifts(data: Mapping[str, Any]) -> list[Section]:
+    if not data["lifts"]:
+        return []
+    rows = tuple(
+        (
+            lift["knob"],
+            lift["value"] or "-",
+            "-" if lift["num_blocks"] is None else format_count(lift["num_blocks"]),
+            "-" if lift["tokens"] is None else format_count(lift["tokens"]),
+            "-" if lift["cache_bytes"] is None else format_bytes(lift["cache_bytes"]),
+            lift["text"],
+        )
+        for lift in data["lifts"]
+    )
+    return [Section("What would lift it", ("knob", "value", "blocks", "tokens", "cache", ""), rows, right=(2, 3, 4))]
 
 
 def _request_rows(data: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -63,6 +94,7 @@ def explain_sections(data: Mapping[str, Any]) -> list[Section]:
         _terms(data["terms"], data["available_bytes"]),
         _division(data),
         _bounds(data["bounds"], data["binding"]),
+        *_lifts(data),
         _groups(data),
         _ranks(data),
         _settings(data),

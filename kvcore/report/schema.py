@@ -20,6 +20,8 @@ __all__ = [
     "DeviceData",
     "FactsData",
     "GroupData",
+    "KernelData",
+    "LiftData",
     "PlanData",
     "PluginData",
     "RankData",
@@ -51,6 +53,18 @@ class BoundData(TypedDict):
     reason: str
     source: str
     idle_bytes: int
+    first_unsafe_block: int | None
+
+
+class LiftData(TypedDict):
+    """One way out of an index limit; a null value means that no value of the knob holds more tokens."""
+
+    knob: str
+    value: str | None
+    num_blocks: int | None
+    tokens: int | None
+    cache_bytes: int | None
+    text: str
 
 
 class StoreData(TypedDict):
@@ -171,6 +185,8 @@ class PlanData(TypedDict):
     available_bytes: int
     unused_bytes: int
     binding: BoundData
+    blocks_without_binding: int
+    lifts: list[LiftData]
     bounds: list[BoundData]
     terms: list[TermData]
     groups: list[GroupData]
@@ -322,6 +338,31 @@ class CompletionData(TypedDict):
     script: str
 
 
+class KernelData(TypedDict):
+    """One kernel whose index is known."""
+
+    name: str
+    engine: str
+    versions: str
+    layout: str
+    kind: str
+    bits: int
+    signed: bool
+    unit: str
+    stride: str | None
+    bound: int
+    expression: str
+    effect: str
+    default: bool
+    source: str
+
+
+class KernelsData(TypedDict):
+    """All known kernels."""
+
+    kernels: list[KernelData]
+
+
 class ErrorData(TypedDict):
     """An error: unknown members are null."""
 
@@ -342,6 +383,7 @@ ANSWERS: dict[str, Any] = {
     "record": RecordData,
     "plugins": PluginsData,
     "doctor": DoctorData,
+    "kernels": KernelsData,
     "completion": CompletionData,
 }
 #: Verbs whose answer can be a refusal.

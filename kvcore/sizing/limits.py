@@ -26,6 +26,11 @@ class Bound:
     source: str
     idle_bytes: int = 0
 
+    @property
+    def first_unsafe_block(self) -> int | None:
+        """The number of the first block that an index cannot reach to its end; None for other kinds of bounds."""
+        return self.max_blocks if self.kind is LimitKind.INDEX else None
+
 
 @dataclass(frozen=True, slots=True)
 class IndexThreshold:

@@ -10,6 +10,7 @@ import collections.abc
 from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from kvcore.contract.facts import DeviceFacts, Limit, LimitKind, Reserve
 from kvcore.contract.layout import CacheLayout, Growth, RankPlace
@@ -19,6 +20,9 @@ from kvcore.sizing.budget import Baseline, Budget, Term, make_budget
 from kvcore.sizing.limits import Bound, index_thresholds, largest_fitting, limit_bounds
 from kvcore.sizing.policy import OnShortage, Policy
 from kvcore.units import format_bytes
+
+if TYPE_CHECKING:
+    from kvcore.sizing.lifts import Lift
 
 __all__ = ["Alternative", "Inputs", "Outcome", "Plan", "PlanWarning", "RankPlan", "Shortage", "make_plan", "solve"]
 
@@ -118,7 +122,8 @@ class Plan:
     """How many blocks every rank holds, and everything that it follows from.
 
     ``num_blocks`` is the minimum over ranks; ``usable_blocks`` leaves out the blocks that the engine keeps.
-    ``max_model_len`` is the length that was checked to fit (None: no length is known).
+    ``max_model_len`` is the length that was checked to fit (None: no length is known). ``lifts`` are the ways out of
+    an index limit, if one decided.
     """
 
     model: str
@@ -131,6 +136,8 @@ class Plan:
     policy: Policy
     warnings: tuple[PlanWarning, ...]
     engine: Convention = GENERIC
+    block_multiple: int = 1
+    lifts: tuple[Lift, ...] = ()
 
     @property
     def rank(self) -> RankPlan:
@@ -220,6 +227,16 @@ class Plan:
         """The bound that decided."""
         return self.rank.binding
 
+    @property
+    def blocks_without_binding(self) -> int:
+        """The blocks that the other bounds would allow, on all ranks, if the one that decided were not there."""
+        decided = (self.binding.kind, self.binding.source)
+        others = [b.max_blocks for rank in self.ranks for b in rank.bounds if (b.kind, b.source) != decided]
+        if not others or self.binding.kind is LimitKind.MEMORY:
+            return self.num_blocks
+        least = min(others)
+        return max(self.num_blocks, least - least % self.block_multiple)
+
     def idle_bytes(self, rank: int) -> int:
         """Bytes that rank ``rank`` could fill with blocks, but for the tightest rank."""
         held = self.ranks[rank]
@@ -233,7 +250,7 @@ def make_plan(
 ) -> Plan:
     """The plan that follows from ``inputs``.
 
-    ``alternatives`` is called only for a refusal, to look for other settings that would fit. Raises
+    ``alternatives`` is called only for a refusal, or if an index limit decided, to look for other settings. Raises
     :class:`DoesNotFit` if the plan falls short and the policy is to refuse (or nothing at all fits), and
     :class:`PlanError` or :class:`PolicyError` if the sum cannot be computed.
     """
@@ -259,9 +276,15 @@ def make_plan(
         policy=inputs.policy,
         warnings=(),
         engine=inputs.engine,
+        block_multiple=inputs.block_multiple,
     )
     _assert_identities(plan)
-    return replace(plan, warnings=tuple(_warnings(plan, shortage, inputs)))
+    lifts: tuple[Lift, ...] = ()
+    if plan.binding.kind is LimitKind.INDEX:
+        from kvcore.sizing.lifts import find_lifts
+
+        lifts = tuple(find_lifts(inputs, outcome, alternatives))
+    return replace(plan, warnings=tuple(_warnings(plan, shortage, inputs)), lifts=lifts)
 
 
 def solve(inputs: Inputs) -> Outcome:
@@ -408,7 +431,8 @@ def _index_warning(plan: Plan) -> collections.abc.Iterator[PlanWarning]:
     yield PlanWarning(
         "KV-W-020",
         f"no kernel declared its index width; a 32-bit index into one tensor is safe up to {listed} blocks. "
-        "Declare it with --index-limit, or verify through the engine's kernels",
+        "Declare it with --kernel (see `kvcore kernels`) or --index-limit, or verify through the engine's kernels: "
+        "kvcore.verify(cache, write=..., gather=...); `kvcore demo overflow` shows how",
     )
 
 
