@@ -1,0 +1,1 @@
+"""kvcore beside other programs that size caches."""
