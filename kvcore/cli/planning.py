@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import click
 
 from kvcore import api
+from kvcore.catalogue import device_profile
 from kvcore.cli.answer import note
-from kvcore.contract.facts import Device, DeviceFacts
+from kvcore.contract.facts import Basis, Device, DeviceFacts, Phase, Reserve, ReserveKind
 from kvcore.conventions import GENERIC
-from kvcore.documents import load_device_profile
 from kvcore.errors import KvcoreError, PolicyError
 from kvcore.geometry import ModelConfig, read_config
+from kvcore.geometry.weights import INDEX, checkpoint_bytes
 from kvcore.registry import default_registry
 from kvcore.settings import FILE_VARIABLE, SETTINGS, Resolved, misspelled_variables, policy_of, resolve
 from kvcore.sizing.plan import Alternative, Plan
+from kvcore.units import format_bytes
 
 __all__ = ["chosen_device", "made_plan", "resolved", "setting_options"]
 
@@ -70,7 +73,7 @@ def _chosen_facts(settings: Resolved, *, needed: bool) -> tuple[DeviceFacts, ...
                 where=settings.origins["device_profile"],
                 expected="either a profile, or a platform and device",
             )
-        return tuple(load_device_profile(path) for path in profiles)
+        return tuple(device_profile(name) for name in profiles)
     named = settings.get("platform") is not None or settings.get("device") is not None
     if not named and not needed and settings.get("kv_cache_memory") is not None:
         return ()
@@ -80,16 +83,45 @@ def _chosen_facts(settings: Resolved, *, needed: bool) -> tuple[DeviceFacts, ...
 def made_plan(model: str, settings: Resolved, *, device_needed: bool = False) -> Plan:
     """The plan that the settings ask for, for every rank. Nothing is measured before all input is found right."""
     policy = policy_of(settings)
+    model = _located(model)
     config = read_config(model)
+    estimate = _weights(model, settings)
     ranks = _layouts(config, settings)
     facts = _chosen_facts(settings, needed=device_needed)
     return api.plan(
         ranks,
         facts=None if not facts else (facts[0] if len(facts) == 1 else facts),
         policy=policy,
+        reserves=() if estimate is None else (estimate,),
         engine=settings.get("engine", GENERIC),
         alternatives=lambda: _alternatives(config, settings),
     )
+
+
+def _located(model: str) -> str:
+    """``model``, or where the hub's local cache has it, if it is no path but the name of a repository there."""
+    if Path(model).exists() or model.count("/") != 1 or model.startswith((".", "/")):
+        return model
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return model  # then it can only be a path, and reading it says that there is none
+    found = try_to_load_from_cache(model, "config.json")
+    return found if isinstance(found, str) else model
+
+
+def _weights(model: str, settings: Resolved) -> Reserve | None:
+    """The checkpoint's bytes on one rank, where its index lies beside the config and no size was given.
+
+    Divided evenly: embeddings that a stage holds whole, and what ranks replicate, make it an estimate.
+    """
+    total = checkpoint_bytes(model)
+    if total is None or "weights" in settings.values or "kv_cache_memory" in settings.values:
+        return None
+    ranks = settings.get("tp", 1) * settings.get("pp", 1)
+    reason = f"the checkpoint's {format_bytes(total)}, divided among {ranks} ranks"
+    share = -(-total // ranks)
+    return Reserve("weights", share, ReserveKind.PERSISTENT, Basis.MODELLED, INDEX, reason, Phase.WEIGHTS)
 
 
 def _layouts(config: ModelConfig, settings: Resolved, **changed: Any) -> Any:

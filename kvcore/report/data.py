@@ -84,6 +84,7 @@ def plan_data(plan: Plan, settings: Resolved | None = None) -> PlanData:
         "notes": list(plan.layout.notes),
         "warnings": [{"code": warning.code, "text": warning.text} for warning in plan.warnings],
         "settings": [] if settings is None else settings_data(settings),
+        "flags": None,
     }
 
 

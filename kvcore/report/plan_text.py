@@ -33,6 +33,8 @@ def plan_sections(data: Mapping[str, Any]) -> list[Section]:
         sections.append(_groups(data))
     if len(data["ranks"]) > 1:
         sections.append(_ranks(data))
+    if data["flags"] is not None:
+        sections.append(Section("To do this", lines=tuple(data["flags"].splitlines())))
     return [*sections, *_lifts(data), *_remarks(data)]
 
 

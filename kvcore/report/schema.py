@@ -195,6 +195,7 @@ class PlanData(TypedDict):
     notes: list[str]
     warnings: list[WarningData]
     settings: list[SettingData]
+    flags: str | None
 
 
 class CacheData(TypedDict):
