@@ -22,12 +22,11 @@ from kvcore.contract import (
     Reading,
     Reserve,
     ReserveKind,
-    TensorView,
     hookimpl,
 )
 from kvcore.contract.capabilities import CONTRACT_VERSION
 from kvcore.errors import DeviceError
-from kvcore.platforms.hostbuf import HostBlock, Room, host_tensor
+from kvcore.platforms.hostbuf import HostBlock, HostBufferHooks, Room
 from kvcore.platforms.hostmem import committable_room, host_readings, host_room, peak_memory
 
 __all__ = ["CpuBlockSizer", "plugin"]
@@ -41,7 +40,7 @@ PAGE_TABLE_SHARE = PAGE // 8
 PROCESS_GROWTH = 3 * 1024**2 // 2
 
 
-class CpuBlockSizer:
+class CpuBlockSizer(HostBufferHooks):
     """Readings of the host, buffers from anonymous mappings."""
 
     def __init__(self) -> None:
@@ -105,31 +104,6 @@ class CpuBlockSizer:
         return Buffer(request.name, device, nbytes, block.committed, block)
 
     @hookimpl
-    def kvcore_release(self, buffer: Buffer) -> int:
-        """Unmap."""
-        return _block(buffer).release()
-
-    @hookimpl
-    def kvcore_write(self, buffer: Buffer, offset: int, data: bytes) -> None:
-        """Copy into the mapping."""
-        _block(buffer).write(offset, data)
-
-    @hookimpl
-    def kvcore_read(self, buffer: Buffer, offset: int, nbytes: int) -> bytes:
-        """Copy out of the mapping."""
-        return _block(buffer).read(offset, nbytes)
-
-    @hookimpl
-    def kvcore_fill(self, buffer: Buffer, offset: int, nbytes: int, value: int) -> None:
-        """memset."""
-        _block(buffer).fill(offset, nbytes, value)
-
-    @hookimpl
-    def kvcore_tensor(self, buffer: Buffer, view: TensorView, framework: str) -> object:
-        """numpy over the mapping; paddle and torch over that array."""
-        return host_tensor(_block(buffer), view, framework)
-
-    @hookimpl
     def kvcore_reserves(self, device: Device, phase: Phase) -> list[Reserve]:
         """Page tables, and the process that allocates, count against the same limits as the cache's pages."""
         if device.platform != "cpu":
@@ -147,11 +121,6 @@ class CpuBlockSizer:
 
 def _reserve(name: str, nbytes: int, basis: Basis, reason: str) -> Reserve:
     return Reserve(name, nbytes, ReserveKind.PERSISTENT, basis, "cpu", reason)
-
-
-def _block(buffer: Buffer) -> HostBlock:
-    assert isinstance(buffer.handle, HostBlock)
-    return buffer.handle
 
 
 plugin: BlockSizer = CpuBlockSizer()

@@ -30,14 +30,13 @@ from kvcore.contract import (
     PlatformInfo,
     Reading,
     Reserve,
-    TensorView,
     hookimpl,
     unsupported,
 )
 from kvcore.contract.capabilities import CONTRACT_VERSION, Supported
 from kvcore.contract.layout import CacheLayout
 from kvcore.errors import DeviceError, OutOfMemory, PolicyError
-from kvcore.platforms.hostbuf import HostBlock, Room, host_tensor
+from kvcore.platforms.hostbuf import HostBlock, HostBufferHooks, Room
 from kvcore.platforms.hostmem import committable_room, host_room
 from kvcore.units import format_bytes
 
@@ -46,7 +45,7 @@ __all__ = ["ReplayBlockSizer", "plugin"]
 BACKINGS = ("memory", "address_space")
 
 
-class ReplayBlockSizer:
+class ReplayBlockSizer(HostBufferHooks):
     """Devices that are given, or else named by KVCORE_REPLAY, with an allocator of exactly their capacity."""
 
     def __init__(self, profiles: Sequence[DeviceFacts] | None = None, backing: str | None = None) -> None:
@@ -129,29 +128,9 @@ class ReplayBlockSizer:
     @hookimpl
     def kvcore_release(self, buffer: Buffer) -> int:
         """Give back what the buffer held."""
-        freed = _block(buffer).release()
+        freed = super().kvcore_release(buffer)
         self._held[buffer.device.key] -= freed
         return freed
-
-    @hookimpl
-    def kvcore_write(self, buffer: Buffer, offset: int, data: bytes) -> None:
-        """Copy into the buffer."""
-        _block(buffer).write(offset, data)
-
-    @hookimpl
-    def kvcore_read(self, buffer: Buffer, offset: int, nbytes: int) -> bytes:
-        """Copy out of the buffer."""
-        return _block(buffer).read(offset, nbytes)
-
-    @hookimpl
-    def kvcore_fill(self, buffer: Buffer, offset: int, nbytes: int, value: int) -> None:
-        """memset."""
-        _block(buffer).fill(offset, nbytes, value)
-
-    @hookimpl
-    def kvcore_tensor(self, buffer: Buffer, view: TensorView, framework: str) -> object:
-        """A host tensor: a replayed device's memory is the host's."""
-        return host_tensor(_block(buffer), view, framework)
 
     def _in_address_space(self) -> bool:
         backing = self._backing or os.environ.get("KVCORE_REPLAY_BACKING") or BACKINGS[0]
@@ -249,11 +228,6 @@ def _after(reading: Reading, held: int) -> Reading:
 
 def _profile_paths() -> list[str]:
     return [path for path in os.environ.get("KVCORE_REPLAY", "").split(os.pathsep) if path]
-
-
-def _block(buffer: Buffer) -> HostBlock:
-    assert isinstance(buffer.handle, HostBlock)
-    return buffer.handle
 
 
 plugin: BlockSizer = ReplayBlockSizer()
