@@ -18,14 +18,14 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcore.cache.allocate import Cache, Progress, allocate_cache
 from kvcore.cache.verify import Verification, verify_cache
 from kvcore.contract.facts import Device, DeviceFacts, Limit, LimitKind, Phase, Reserve
 from kvcore.contract.layout import CacheLayout
 from kvcore.conventions import GENERIC, Convention, convention
-from kvcore.errors import PlanError, PolicyError
+from kvcore.errors import CapabilityMissing, PlanError, PolicyError
 from kvcore.geometry import ModelConfig, read_config
 from kvcore.geometry import layouts as _layouts
 from kvcore.handle import PlatformHandle
@@ -35,6 +35,9 @@ from kvcore.settings import policy_of, resolve
 from kvcore.sizing.budget import Baseline
 from kvcore.sizing.plan import Alternative, Inputs, Plan, make_plan
 from kvcore.sizing.policy import OnShortage, Policy, ShareOf
+
+if TYPE_CHECKING:
+    from kvcore.cache.kernels import Gather, Write
 
 __all__ = [
     "allocate",
@@ -237,9 +240,44 @@ def allocate(plan: Plan, device: Device | None = None, *, rank: int = 0, progres
     return cache
 
 
-def verify(cache: Cache, *, samples: int = 16, seed: int = 0) -> Verification:
-    """Prove that every block of ``cache`` has memory of its own (:func:`kvcore.cache.verify.verify_cache`)."""
-    return verify_cache(cache, samples=samples, seed=seed)
+def verify(
+    cache: Cache,
+    *,
+    write: Write | None = None,
+    gather: Gather | None = None,
+    isolate: bool = False,
+    samples: int = 16,
+    seed: int = 0,
+) -> Verification:
+    """Prove that every block of ``cache`` has memory of its own, and that the engine's kernels reach it.
+
+    Alone, the platform's raw access is used (:func:`kvcore.cache.verify.verify_cache`). With ``write(tensor, block,
+    token, data)`` and ``gather(tensor, block, token, nbytes)``, which call the engine's kernels for one token, those
+    are driven as well (:func:`kvcore.cache.kernels.verify_kernels`); a token's bytes are its heads one after the other.
+    ``isolate`` drives them in a child process, so that a crash is an answer: for host memory alone.
+
+    Raises :class:`VerificationFailed`, of which :class:`KernelUnsafe` names the first block that is out of reach.
+    """
+    if (write is None) != (gather is None):
+        raise PolicyError("a pair of kernels", code="KV-POL-054", where="verify", expected="both write and gather")
+    found = verify_cache(cache, samples=samples, seed=seed)
+    if write is None or gather is None:
+        return found
+    from kvcore.cache.kernels import verify_kernels
+
+    if not isolate:
+        return verify_kernels(cache, write, gather, samples=samples, seed=seed)
+    if cache.platform.info.accelerator:
+        raise CapabilityMissing(
+            "an accelerator's runtime does not survive a fork",
+            code="KV-CAP-004",
+            where=f"platform {cache.platform.name}",
+            expected="host memory",
+            hint="allocate and verify in a process of your own, and take its death for a failed verification",
+        )
+    from kvcore.cache.child import run_in_child
+
+    return run_in_child(lambda watch: verify_kernels(cache, write, gather, samples=samples, seed=seed, watch=watch))
 
 
 def profile(device: Device, run: Callable[[], object], *, name: str = "activations") -> Profile:

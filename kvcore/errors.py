@@ -16,6 +16,7 @@
     │   ├── OutOfMemory             KV-OOM-*    the device has no room for an allocation               exit 1
     │   └── BufferMisuse            KV-BUF-*    released twice, used after release, out of range
     └── VerificationFailed          KV-VER-*    the cache is not what was planned                      exit 1
+        └── KernelUnsafe            KV-VER-*    the engine's kernels do not reach every block          exit 1
 
 The command line turns ``exit_code`` into the exit status; ``to_dict`` is the ``error`` member of every JSON
 answer. Codes never change their meaning; docs/errors.md has a section for each.
@@ -31,6 +32,7 @@ __all__ = [
     "DocumentError",
     "DoesNotFit",
     "InputError",
+    "KernelUnsafe",
     "KvcoreError",
     "NoPlatform",
     "OutOfMemory",
@@ -195,3 +197,30 @@ class VerificationFailed(KvcoreError):
     """What was read back is not what was written, or what was allocated is not what was planned."""
 
     default_code = "KV-VER-001"
+
+
+class KernelUnsafe(VerificationFailed):
+    """The engine's kernels lost, mixed up or crashed on a block: ``block`` of ``tensor``, the first that was found.
+
+    ``explanations`` are the index widths and strides for which exactly this block is the first that is out of reach.
+    """
+
+    default_code = "KV-VER-010"
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        tensor: str | None,
+        block: int | None,
+        explanations: tuple[str, ...] = (),
+        code: str | None = None,
+        where: str | None = None,
+        got: object = None,
+        expected: object = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(what, code=code, where=where, got=got, expected=expected, hint=hint)
+        self.tensor = tensor
+        self.block = block
+        self.explanations = explanations

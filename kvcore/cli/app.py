@@ -25,6 +25,7 @@ VERBS = {
     "plugins": "The plugins that were found, and what became of each.",
     "doctor": "Why each platform can or cannot be used here.",
     "kernels": "The kernels whose index into the cache is known.",
+    "demo": "Rehearse the overflow of a narrow index, without an accelerator.",
     "completion": "The shell's completion script.",
 }
 EXIT_FAULT = 70

@@ -27,6 +27,7 @@ __all__ = [
     "RankData",
     "ReadingData",
     "RefusalData",
+    "RehearsalData",
     "SettingData",
     "TermData",
     "checked_plan",
@@ -364,6 +365,28 @@ class KernelsData(TypedDict):
     kernels: list[KernelData]
 
 
+class RehearsalData(TypedDict):
+    """One pool verified through kernels with one index; null means that every block is within reach."""
+
+    heads: int
+    index: str
+    stride_elements: int
+    num_blocks: int
+    pool_bytes: int
+    predicted: int | None
+    first_failing: int | None
+    found: str
+    explanations: list[str]
+
+
+class DemoData(TypedDict):
+    """What a demonstration found; ``agree`` says whether every prediction was met."""
+
+    demo: str
+    agree: bool
+    rehearsals: list[RehearsalData]
+
+
 class ErrorData(TypedDict):
     """An error: unknown members are null."""
 
@@ -385,6 +408,7 @@ ANSWERS: dict[str, Any] = {
     "plugins": PluginsData,
     "doctor": DoctorData,
     "kernels": KernelsData,
+    "demo": DemoData,
     "completion": CompletionData,
 }
 #: Verbs whose answer can be a refusal.

@@ -10,7 +10,7 @@ from kvcore.contract.layout import CacheLayout
 from kvcore.errors import PlanError
 from kvcore.sizing.policy import Policy
 
-__all__ = ["Bound", "IndexThreshold", "bound_of", "index_thresholds", "largest_fitting", "limit_bounds"]
+__all__ = ["Bound", "IndexThreshold", "bound_of", "index_thresholds", "largest_fitting", "limit_bounds", "stride_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def bound_of(limit: Limit, layout: CacheLayout) -> Bound:
 
 def index_thresholds(layout: CacheLayout) -> list[IndexThreshold]:
     """Up to how many blocks a 32-bit index into one tensor is safe, for each way of counting; smallest first."""
-    strides = {unit: _stride(Stride.LAYER, unit, layout) for unit in (LimitUnit.BYTES, LimitUnit.ELEMENTS)}
+    strides = {unit: stride_of(Stride.LAYER, unit, layout) for unit in (LimitUnit.BYTES, LimitUnit.ELEMENTS)}
     thresholds = [
         IndexThreshold(signed, unit, 2 ** (31 if signed else 32) // stride)
         for signed in (True, False)
@@ -107,10 +107,10 @@ def _per_block(limit: Limit, layout: CacheLayout) -> int:
             where=limit.source,
             expected="stride or stride_size",
         )
-    return _stride(limit.stride, limit.unit, layout)
+    return stride_of(limit.stride, limit.unit, layout)
 
 
-def _stride(stride: Stride, unit: LimitUnit, layout: CacheLayout) -> int:
+def stride_of(stride: Stride, unit: LimitUnit, layout: CacheLayout) -> int:
     """What one block adds to an index, in ``unit``. The largest layer counts, since it overflows first."""
     if layout.pooled:
         page = layout.page_bytes if unit is LimitUnit.BYTES else layout.page_elements
@@ -132,7 +132,7 @@ def _allocation_bounds(layout: CacheLayout, allocation: AllocationLimits) -> lis
     for unit, most in ((LimitUnit.BYTES, allocation.max_bytes), (LimitUnit.ELEMENTS, allocation.max_elements)):
         if most is not None:
             reason = allocation.reason or f"one tensor can have at most {most:,} {unit.value}"
-            per_block = _stride(Stride.LAYER, unit, layout)
+            per_block = stride_of(Stride.LAYER, unit, layout)
             bounds.append(Bound(LimitKind.ALLOCATION, most // per_block, reason, "platform"))
     return bounds
 

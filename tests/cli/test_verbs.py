@@ -52,6 +52,10 @@ def test_shipped_schemas_are_those_of_the_code() -> None:
         ("plugins", (), 0),
         ("doctor", (), 0),
         ("completion", ("bash",), 0),
+        ("kernels", (), 0),
+        ("kernels", ("--engine", "vllm"), 0),
+        ("demo", ("overflow",), 0),
+        ("demo", ("other",), 2),
     ],
 )
 def test_json_follows_its_schema(kvcore: Kvcore, verb: str, arguments: tuple[str, ...], status: int) -> None:
