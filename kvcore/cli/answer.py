@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,15 +11,11 @@ from typing import Any
 
 import click
 
-from kvcore import __version__
 from kvcore.errors import DoesNotFit, KvcoreError
+from kvcore.report.document import answer_text
 from kvcore.report.text import Section, plain, printable, show_rich
 
 __all__ = ["Answer", "CannotWrite", "emit", "emit_error", "note", "output_options", "silence"]
-
-SCHEMA_VERSION = 1
-#: The schema of a failure before a verb is known.
-NO_VERB = "error"
 
 
 class CannotWrite(KvcoreError):
@@ -130,18 +125,9 @@ def _print_json(
     error: dict[str, object] | None,
     diagnostics: Sequence[str],
 ) -> None:
-    document = {
-        "schema": f"kvcore.{verb or NO_VERB}",
-        "schema_version": SCHEMA_VERSION,
-        "kvcore": __version__,
-        "command": verb,
-        "status": status,
-        "data": data,
-        "error": error,
-        "diagnostics": list(diagnostics),
-    }
+    text = answer_text(verb, status, data=data, error=error, diagnostics=diagnostics)
     with _writing():
-        click.echo(json.dumps(document, indent=2, allow_nan=False))
+        click.echo(text)
 
 
 def _on_terminal() -> bool:

@@ -24,6 +24,8 @@ VERBS = {
     "record": "Write down a device, to plan for it elsewhere.",
     "plugins": "The plugins that were found, and what became of each.",
     "doctor": "Why each platform can or cannot be used here.",
+    "diff": "What moved between two plans, in blocks.",
+    "check": "Whether a plan has exactly the blocks expected.",
     "kernels": "The kernels whose index into the cache is known.",
     "demo": "Rehearse the overflow of a narrow index, without an accelerator.",
     "completion": "The shell's completion script.",

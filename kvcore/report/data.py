@@ -93,6 +93,7 @@ def refusal_data(refusal: Refusal) -> RefusalData:
     return {
         "shortage": refusal.shortage.value,
         "rank": refusal.rank,
+        "bytes_per_block": refusal.bytes_per_block,
         "needed_blocks": refusal.needed_blocks,
         "needed_bytes": refusal.needed_bytes,
         "allowed_blocks": refusal.allowed_blocks,

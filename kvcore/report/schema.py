@@ -17,11 +17,14 @@ __all__ = [
     "AllocationData",
     "BoundData",
     "CacheData",
+    "CheckData",
     "DeviceData",
+    "DiffData",
     "FactsData",
     "GroupData",
     "KernelData",
     "LiftData",
+    "MoveData",
     "PlanData",
     "PluginData",
     "RankData",
@@ -238,6 +241,7 @@ class RefusalData(TypedDict):
 
     shortage: str
     rank: int
+    bytes_per_block: int
     needed_blocks: int
     needed_bytes: int
     allowed_blocks: int
@@ -387,6 +391,40 @@ class DemoData(TypedDict):
     rehearsals: list[RehearsalData]
 
 
+class MoveData(TypedDict):
+    """One part of a plan that moved: ``before`` and ``after`` in ``unit``, null where the plan lacks it."""
+
+    kind: str
+    name: str
+    unit: str
+    before: int | None
+    after: int | None
+    blocks: int
+
+
+class DiffData(TypedDict):
+    """What moved between two plans; the moves' blocks add up to ``moved_blocks``."""
+
+    before: str
+    after: str
+    before_blocks: int
+    after_blocks: int
+    moved_blocks: int
+    moves: list[MoveData]
+
+
+class CheckData(TypedDict):
+    """A plan against what was expected; ``diff`` is null where that was a number alone."""
+
+    expected_blocks: int
+    num_blocks: int
+    matches: bool
+    baseline: str | None
+    updated: bool
+    diff: DiffData | None
+    plan: PlanData
+
+
 class ErrorData(TypedDict):
     """An error: unknown members are null."""
 
@@ -407,12 +445,16 @@ ANSWERS: dict[str, Any] = {
     "record": RecordData,
     "plugins": PluginsData,
     "doctor": DoctorData,
+    "diff": DiffData,
+    "check": CheckData,
     "kernels": KernelsData,
     "demo": DemoData,
     "completion": CompletionData,
 }
 #: Verbs whose answer can be a refusal.
-REFUSED = ("plan", "explain", "allocate")
+REFUSED = ("plan", "explain", "allocate", "check")
+#: Verbs whose answer is a plan, to be explained and compared later.
+SAVED = ("plan", "explain", "allocate")
 
 
 def schemas() -> dict[str, dict[str, Any]]:
@@ -442,7 +484,7 @@ def _checked(document: dict[str, Any], kind: Any, status: str, where: str) -> An
     import msgspec
 
     schema, version, data = (document.get(name) for name in ("schema", "schema_version", "data"))
-    planned = schema in [f"kvcore.{verb}" for verb in REFUSED]
+    planned = schema in [f"kvcore.{verb}" for verb in SAVED]
     if not planned or type(version) is not int or version != 1 or document.get("status") != status:
         raise DocumentError(
             "not a saved plan that this kvcore reads",

@@ -43,6 +43,7 @@ class Refusal:
 
     shortage: Shortage
     rank: int
+    bytes_per_block: int
     needed_blocks: int
     needed_bytes: int
     allowed_blocks: int
@@ -75,6 +76,7 @@ def refuse(
     refusal = Refusal(
         shortage=outcome.shortage,
         rank=number,
+        bytes_per_block=rank.layout.bytes_per_block,
         needed_blocks=needed_blocks,
         needed_bytes=needed_bytes,
         allowed_blocks=max(0, outcome.num_blocks),
