@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
+import re
+import shlex
 from pathlib import Path
 
 from kvcore.cli.app import VERBS, run
@@ -26,17 +29,52 @@ OUTPUTS = {
 }
 
 
+#: What the words of a story's template stand for.
+SETTINGS_OF_THE_CAP = "--engine fastdeploy --max-model-len 32768"
+ERNIE = "examples/models/ernie-4.5-vl-28b-a3b.json"
+WORDS = {
+    "QWEN141": f"{QWEN} --tp 4 {SETTINGS_OF_THE_CAP} --device-profile examples/profiles/qwen3-30b-a3b-tp4-141g.json",
+    "ERNIE141": f"{ERNIE} --tp 2 {SETTINGS_OF_THE_CAP} "
+    "--device-profile examples/profiles/ernie-4.5-vl-28b-a3b-tp2-141g.json",
+    "QWEN_MODEL": f"{QWEN} --tp 4",
+    "SETTINGS": SETTINGS_OF_THE_CAP,
+}
+
+
 def pages() -> dict[str, str]:
     """File name below docs/ -> text."""
     made = {f"generated/{name}": _output(line) for name, line in OUTPUTS.items()}
-    return {**made, "settings.md": _settings(), "cli.md": _cli()}
+    return {**made, "settings.md": _settings(), "cli.md": _cli(), "the-40000-cap.md": _story("the-40000-cap.md.in")}
+
+
+def _story(template: str) -> str:
+    """A page of prose whose ``{{run COMMAND}}`` and ``{{get KEY | PLAN}}`` are replaced by what kvcore says."""
+    text = (DOCS / template).read_text(encoding="utf-8")
+    text = re.sub(r"\{\{run (.*?)\}\}", lambda m: f"```console\n{_output(_line(m[1])).rstrip()}\n```", text)
+    return re.sub(r"\{\{get (\w+) \| (.*?)\}\}", lambda m: f"{_figure(m[1], _line(m[2])):,}", text)
+
+
+def _line(words: str) -> str:
+    return " ".join(WORDS.get(word, word) for word in words.split(" "))
+
+
+def _figure(key: str, line: str) -> int:
+    data = json.loads(_printed(f"plan {line} --json"))["data"]
+    unsafe = [bound["first_unsafe_block"] for bound in data["bounds"] if bound["first_unsafe_block"] is not None]
+    number = min(unsafe) if key == "first_unsafe_block" else data[key]
+    assert isinstance(number, int)
+    return number
 
 
 def _output(line: str) -> str:
+    return f"$ kvcore {line}\n{_printed(line)}"
+
+
+def _printed(line: str) -> str:
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
-        run(line.split())
-    return f"$ kvcore {line}\n{shown.getvalue()}"
+        run(shlex.split(line))
+    return shown.getvalue()
 
 
 def _settings() -> str:

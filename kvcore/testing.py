@@ -14,7 +14,7 @@ import os
 from kvcore.report.compare import diff_sections
 from kvcore.report.data import plan_data
 from kvcore.report.expect import checked
-from kvcore.report.plan_text import explain_sections
+from kvcore.report.plan_text import sum_sections
 from kvcore.report.text import plain
 from kvcore.sizing.plan import Plan
 
@@ -31,7 +31,7 @@ def assert_plan(plan: Plan, expect: int | str | os.PathLike[str], *, update: boo
     data = checked(plan_data(plan), expect, update=update)
     if data["matches"] or data["updated"]:
         return
-    sections = explain_sections(data["plan"]) if data["diff"] is None else diff_sections(data["diff"])
+    sections = sum_sections(data["plan"]) if data["diff"] is None else diff_sections(data["diff"])
     raise AssertionError(
         f"{data['num_blocks']:,} blocks are planned, and {data['expected_blocks']:,} expected\n\n{plain(sections)}"
     )

@@ -12,7 +12,7 @@ from kvcore.errors import PolicyError
 from kvcore.report.compare import diff_sections
 from kvcore.report.data import plan_data
 from kvcore.report.expect import checked
-from kvcore.report.plan_text import explain_sections
+from kvcore.report.plan_text import sum_sections
 from kvcore.report.schema import CheckData
 from kvcore.report.text import Section
 from kvcore.units import format_count
@@ -51,4 +51,4 @@ def _sections(data: CheckData) -> list[Section]:
     shown = [Section(lines=tuple(lines))]
     if data["diff"] is not None and data["diff"]["moves"]:
         return [*shown, *diff_sections(data["diff"])]
-    return shown if data["matches"] else [*shown, *explain_sections(data["plan"])]
+    return shown if data["matches"] else [*shown, *sum_sections(data["plan"])]

@@ -8,7 +8,7 @@ from typing import Any
 from kvcore.report.text import Section
 from kvcore.units import format_bytes, format_count, format_percent
 
-__all__ = ["allocation_sections", "explain_sections", "plan_sections", "refusal_sections"]
+__all__ = ["allocation_sections", "explain_sections", "plan_sections", "refusal_sections", "sum_sections"]
 
 
 def plan_sections(data: Mapping[str, Any]) -> list[Section]:
@@ -101,6 +101,16 @@ def explain_sections(data: Mapping[str, Any]) -> list[Section]:
         _ranks(data),
         _settings(data),
         *_remarks(data),
+    ]
+
+
+def sum_sections(data: Mapping[str, Any]) -> list[Section]:
+    """The terms, the division and the bounds alone: why the number is what it is."""
+    return [
+        Section(_title(data)),
+        _terms(data["terms"], data["available_bytes"]),
+        _division(data),
+        _bounds(data["bounds"], data["binding"]),
     ]
 
 
