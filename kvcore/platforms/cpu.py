@@ -25,9 +25,9 @@ from kvcore.contract import (
     hookimpl,
 )
 from kvcore.contract.capabilities import CONTRACT_VERSION
+from kvcore.contract.hostmem import committable_room, host_readings, host_room, peak_memory
 from kvcore.errors import DeviceError
 from kvcore.platforms.hostbuf import HostBlock, HostBufferHooks, Room
-from kvcore.platforms.hostmem import committable_room, host_readings, host_room, peak_memory
 
 __all__ = ["CpuBlockSizer", "plugin"]
 

@@ -34,10 +34,10 @@ from kvcore.contract import (
     unsupported,
 )
 from kvcore.contract.capabilities import CONTRACT_VERSION, Supported
+from kvcore.contract.hostmem import committable_room, host_room
 from kvcore.contract.layout import CacheLayout
 from kvcore.errors import DeviceError, OutOfMemory, PolicyError
 from kvcore.platforms.hostbuf import HostBlock, HostBufferHooks, Room
-from kvcore.platforms.hostmem import committable_room, host_room
 from kvcore.units import format_bytes
 
 __all__ = ["ReplayBlockSizer", "plugin"]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kvcore.contract import AllocationRequest, Buffer, TensorView
+from kvcore.contract import AllocationRequest, Buffer, TensorView, hostmem
 from kvcore.errors import BufferMisuse, CapabilityMissing, OutOfMemory
 from kvcore.handle import PlatformHandle
-from kvcore.platforms import hostbuf, hostmem
+from kvcore.platforms import hostbuf
 from kvcore.registry import default_registry
 
 MIB = 1024**2

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvcore.contract import Reading, Scope
+from kvcore.contract import Reading, Scope, hostmem
 from kvcore.contract.validate import reading_faults
-from kvcore.platforms import hostmem
 
 MIB = 1024**2
 GIB = 1024**3
