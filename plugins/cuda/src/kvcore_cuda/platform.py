@@ -1,63 +1,59 @@
-"""The ``cuda`` platform: what can be said of NVIDIA devices without a driver.
-
-Detection looks at PCI functions and library files alone.
-"""
+"""The ``cuda`` platform: NVIDIA devices, by NVML and by the CUDA runtime."""
 
 from __future__ import annotations
 
-from kvcore.contract import (
-    FULL,
-    BlockSizer,
-    Capability,
-    Detection,
-    DetectionState,
-    Evidence,
-    PlatformInfo,
-    hookimpl,
-    not_implemented,
-)
-from kvcore.contract.base import PlatformBase
-from kvcore.contract.probes import find_library, pci_devices
+from pathlib import Path
+
+from kvcore.contract import BlockSizer, Detection, PlatformInfo, hookimpl
+from kvcore.contract.runtimes.choose import Runtimes
+from kvcore.contract.runtimes.driver import DriverRuntime
+from kvcore.contract.runtimes.management import Management
+from kvcore.contract.runtimes.on_paddle import PaddleRuntime
+from kvcore.contract.runtimes.on_torch import TorchRuntime
+from kvcore.contract.runtimes.platform import AcceleratorPlatform, Surroundings
+from kvcore_cuda.nvml import Nvml
 
 __all__ = ["CudaBlockSizer", "plugin"]
 
 __version__ = "0.1.0"
 CONTRACT = 1
-PCI_VENDOR = "0x10de"
-LIBRARY = "libnvidia-ml.so.1"
+PCI_VENDOR = 0x10DE
+#: Where WSL and Jetson keep the driver's libraries, beside the loader's own folders.
+FOLDERS = ("/usr/lib/wsl/lib", "/usr/lib/aarch64-linux-gnu/tegra", "/usr/lib/aarch64-linux-gnu/nvidia")
 
 
-class CudaBlockSizer(PlatformBase):
-    """Knows whether NVIDIA hardware is here; reading and allocating come with a later version."""
+class CudaBlockSizer(AcceleratorPlatform):
+    """NVIDIA's names and numbers; what it does is shared with other CUDA-compatible vendors."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        surroundings = Surroundings(
+            "cuda",
+            "kvcore-cuda",
+            PCI_VENDOR,
+            "libnvidia-ml.so.1",
+            "install the NVIDIA driver; in a container, NVIDIA_DRIVER_CAPABILITIES must include utility",
+            root=root,
+        )
+        paddle = PaddleRuntime("gpu", ("paddlepaddle-gpu",))
+        super().__init__(surroundings, Runtimes("kvcore-cuda", (DriverRuntime(), paddle, TorchRuntime())))
 
     @hookimpl
     def kvcore_platform(self) -> PlatformInfo:
-        """Detection alone is offered."""
-        later = not_implemented("this version of kvcore-cuda detects devices, and does no more")
-        capabilities = {**dict.fromkeys(Capability, later), Capability.DETECT: FULL}
-        return PlatformInfo("cuda", "NVIDIA", __version__, CONTRACT, capabilities)
+        """By what is installed beside the plugin."""
+        return PlatformInfo("cuda", "NVIDIA", __version__, CONTRACT, self.capabilities())
 
     @hookimpl
     def kvcore_detect(self) -> Detection:
-        """By PCI vendor; a library without hardware does not make a device."""
-        cards = pci_devices(PCI_VENDOR)
-        library = find_library(LIBRARY, ("/usr/lib/wsl/lib",))
-        evidence = tuple(Evidence(f"pci {PCI_VENDOR}", address) for address in cards)
-        if library is not None:
-            evidence += (Evidence("library", library),)
-        if cards:
-            reason = "this version of kvcore-cuda cannot read or allocate yet"
-            return Detection(DetectionState.UNUSABLE, reason, evidence, "choose another platform with --platform")
-        if library is not None:
-            reason = f"{LIBRARY} is here, but no PCI function of vendor {PCI_VENDOR}"
-            return Detection(DetectionState.ABSENT, reason, evidence, "start the container with access to the devices")
-        reason = f"no PCI function of vendor {PCI_VENDOR} and no {LIBRARY}"
-        return Detection(
-            DetectionState.ABSENT,
-            reason,
-            (),
-            "install the NVIDIA driver; in a container, NVIDIA_DRIVER_CAPABILITIES must include utility",
-        )
+        """By NVML, and only where it is not here by the runtime; a card counts by its PCI vendor."""
+        return self.detection()
+
+    def managements(self) -> list[Management]:
+        """NVML alone."""
+        return [Nvml()]
+
+    def library_folders(self) -> tuple[str, ...]:
+        """Beside the loader's own."""
+        return FOLDERS
 
 
 plugin: BlockSizer = CudaBlockSizer()

@@ -1,0 +1,169 @@
+"""The small interface behind which every runtime allocates: devices, memory, blocks."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kvcore.contract.facts import MemoryStats, TensorView
+from kvcore.errors import BufferMisuse, CapabilityMissing
+
+__all__ = ["ITEM_SIZES", "Block", "Runtime", "RuntimeDevice", "RuntimeUnavailable", "view_bytes"]
+
+T = TypeVar("T")
+
+#: Bytes of one element of each dtype that a view can have.
+ITEM_SIZES = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    "uint8": 1,
+}
+
+
+class RuntimeUnavailable(Exception):
+    """A runtime cannot be used in this process; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeDevice:
+    """A device under its ordinal. ``uuid`` is 32 hexadecimal digits, without the vendor's prefix."""
+
+    index: int
+    name: str
+    uuid: str | None = None
+    pci: str | None = None
+    integrated: bool | None = None
+
+
+class Block(ABC):
+    """Device memory of one buffer, zeroed and committed."""
+
+    def __init__(self, name: str, nbytes: int) -> None:
+        self.name = name
+        self.nbytes = nbytes
+        self._released = False
+        self._views: list[weakref.ref[Any]] = []
+
+    def keep(self, tensor: T) -> T:
+        """Remember a tensor over the memory, so that it is not given back while the tensor is alive."""
+        self._views.append(weakref.ref(tensor))
+        return tensor
+
+    def release(self) -> int:
+        """Give the memory back; returns the bytes freed. Refused while a tensor over it is alive."""
+        if self._released:
+            raise BufferMisuse("a buffer released twice", code="KV-BUF-001", where=self.name)
+        if any(view() is not None for view in self._views):
+            raise BufferMisuse(
+                "a buffer released while a tensor over it is alive",
+                code="KV-BUF-004",
+                where=self.name,
+                expected="every tensor over it deleted first",
+            )
+        self._give_back()
+        self._released = True
+        return self.nbytes
+
+    def span(self, offset: int, nbytes: int) -> None:
+        """Raises :class:`BufferMisuse` after release, and outside the buffer."""
+        if self._released:
+            raise BufferMisuse("a buffer used after its release", code="KV-BUF-002", where=self.name)
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise BufferMisuse(
+                "an access outside the buffer",
+                code="KV-BUF-003",
+                where=self.name,
+                got=f"{nbytes} bytes at offset {offset}",
+                expected=f"within {self.nbytes} bytes",
+            )
+
+    @abstractmethod
+    def _give_back(self) -> None:
+        """Release the memory; on an error it is still held."""
+
+    @abstractmethod
+    def write(self, offset: int, data: bytes) -> None:
+        """Copy ``data`` to ``offset``."""
+
+    @abstractmethod
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """``nbytes`` bytes from ``offset``."""
+
+    @abstractmethod
+    def fill(self, offset: int, nbytes: int, value: int) -> None:
+        """Set ``nbytes`` bytes from ``offset`` to ``value``."""
+
+    @abstractmethod
+    def tensor(self, view: TensorView, framework: str) -> object:
+        """A tensor over the memory, without a copy."""
+
+    def no_tensor(self, framework: str, runtime: str) -> CapabilityMissing:
+        """The error for a framework that cannot see this runtime's memory."""
+        return CapabilityMissing(
+            "a tensor of a framework that cannot see this memory",
+            code="KV-CAP-011",
+            where=self.name,
+            got=f"a {framework} tensor over memory of {runtime}",
+            hint=f"allocate with KVCORE_RUNTIME={framework}",
+        )
+
+
+class Runtime(ABC):
+    """One way to a device's memory. Nothing is imported or started before the first call that needs it."""
+
+    #: The name by which it is chosen.
+    name: str
+    #: Elements that one tensor may have, with the reason, where the runtime's kernels bound them.
+    max_elements: int | None = None
+    limit_reason: str | None = None
+
+    @abstractmethod
+    def installed(self) -> bool:
+        """Whether its packages are here; imports none of them."""
+
+    @abstractmethod
+    def imported(self) -> bool:
+        """Whether this process already uses it."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Make it usable, without a context on any device. Raises :class:`RuntimeUnavailable`."""
+
+    @abstractmethod
+    def devices(self) -> list[RuntimeDevice] | None:
+        """Its devices by ordinal, or None if it does not name their identities."""
+
+    @abstractmethod
+    def memory(self, index: int) -> tuple[int | None, int | None]:
+        """Free and total bytes of a device; may create a context."""
+
+    @abstractmethod
+    def stats(self, index: int) -> MemoryStats:
+        """What this process has allocated through it."""
+
+    @abstractmethod
+    def reset_peak(self, index: int) -> None:
+        """Start a new peak."""
+
+    @abstractmethod
+    def allocate(self, index: int, name: str, nbytes: int, itemsize: int) -> Block:
+        """``nbytes`` zeroed bytes, for elements of ``itemsize``; raises :class:`~kvcore.errors.OutOfMemory`."""
+
+    def active(self, index: int) -> bool | None:
+        """Whether this process has a context on the device; None if the runtime does not say."""
+        return None
+
+
+def view_bytes(block: Block, view: TensorView) -> int:
+    """Bytes that ``view`` spans; raises :class:`BufferMisuse` if they are not all in the block."""
+    count = ITEM_SIZES[view.dtype]
+    for extent in view.shape:
+        count *= extent
+    block.span(view.offset, count)
+    return count
