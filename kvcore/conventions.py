@@ -47,6 +47,8 @@ class Convention:
     block_size: int = 16
     block_multiple: int = 1
     state_multiple: int = 16
+    kernel_block: int | None = None
+    window_share: Fraction | None = None
     latent_multiple: int = 64
     pool_ratio: Fraction = Fraction(3, 2)
     null_blocks: int = 0
@@ -65,6 +67,7 @@ CONVENTIONS: tuple[Convention, ...] = (
         "vllm/v1/core/kv_cache_utils.py; tokens as concurrency x length since vllm#40691",
         since=(0, 20),
         block_multiple=16,
+        kernel_block=16,
         null_blocks=1,
         tokens=TokensRule.CONCURRENCY,
     ),
@@ -72,6 +75,7 @@ CONVENTIONS: tuple[Convention, ...] = (
         "vllm",
         "vllm/v1/core/kv_cache_utils.py up to 0.19; the null block is not left out of what is printed",
         block_multiple=16,
+        kernel_block=16,
         null_blocks=1,
         tokens=TokensRule.BLOCKS_OVER_GROUPS,
     ),
@@ -80,6 +84,7 @@ CONVENTIONS: tuple[Convention, ...] = (
         "vllm-project/vllm-ascend: blocks of 128, indexer keys in the model's dtype",
         block_size=128,
         block_multiple=128,
+        kernel_block=128,
         state_multiple=128,
         latent_multiple=128,
         null_blocks=1,
@@ -89,8 +94,9 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention("aphrodite", "aphrodite-engine, a fork of vLLM's first engine", tokens=TokensRule.BLOCKS),
     Convention(
         "sglang",
-        "sglang/srt/mem_cache: page 1 by default; one page more is allocated than is used",
+        "sglang/srt/mem_cache: page 1 by default, one page more than is used; swa_full_tokens_ratio 0.8",
         block_size=1,
+        window_share=Fraction(4, 5),
         null_blocks=1,
         share_of="of_free_before_load",
     ),

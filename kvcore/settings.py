@@ -246,6 +246,9 @@ SETTINGS: Final = (
     Setting("tp", ("--tensor-parallel-size", "--tp"), "N", _count, "Tensor-parallel ranks.", "1"),
     Setting("pp", ("--pipeline-parallel-size", "--pp"), "N", _count, "Pipeline stages.", "1"),
     Setting("pp_layers", ("--pp-layers",), "N,N,...", _counts, "Layers of each pipeline stage.", "divided evenly"),
+    Setting(
+        "dcp", ("--decode-context-parallel-size", "--dcp"), "N", _count, "Ranks that share the tokens of a head.", "1"
+    ),
     Setting("block_size", ("--block-size",), "TOKENS", _count, "Tokens per block.", "the engine's"),
     Setting("dtype", ("--dtype",), "DTYPE", _word, "Dtype of the model.", "the config's"),
     Setting("kv_cache_dtype", ("--kv-cache-dtype",), "DTYPE", _word, "Dtype of the cache.", "the model's"),

@@ -123,13 +123,13 @@ class Cache:
 
     def _start(self, name: str, block: int, offset: int, nbytes: int) -> int:
         spec = self._spec(name)
-        if not 0 <= block < self.num_blocks or offset < 0 or nbytes < 0 or offset + nbytes > spec.block_bytes:
+        if not 0 <= block < spec.shape[0] or offset < 0 or nbytes < 0 or offset + nbytes > spec.block_bytes:
             raise BufferMisuse(
                 "an access outside the cache",
                 code="KV-BUF-003",
                 where=name,
                 got=f"block {block}, {nbytes} bytes at offset {offset}",
-                expected=f"blocks 0 to {self.num_blocks - 1} of {spec.block_bytes} bytes",
+                expected=f"blocks 0 to {spec.shape[0] - 1} of {spec.block_bytes} bytes",
             )
         return block * spec.block_bytes + offset
 

@@ -37,7 +37,7 @@ def verify_cache(cache: Cache, *, samples: int = 16, seed: int = 0) -> Verificat
     bytes they are if it is one of those written.
     """
     probed: dict[str, tuple[int, ...]] = {
-        spec.name: blocks_to_check(spec, cache.num_blocks, samples=samples, seed=seed) for spec in cache
+        spec.name: blocks_to_check(spec, spec.shape[0], samples=samples, seed=seed) for spec in cache
     }
     for spec in cache:
         for block in probed[spec.name]:

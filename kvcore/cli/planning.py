@@ -85,10 +85,10 @@ def made_plan(model: str, settings: Resolved, *, device_needed: bool = False) ->
     policy = policy_of(settings)
     model = _located(model)
     config = read_config(model)
-    estimate = _weights(model, settings)
+    estimate = _weights(model, config, settings)
     ranks = _layouts(config, settings)
     facts = _chosen_facts(settings, needed=device_needed)
-    return api.plan(
+    plan = api.plan(
         ranks,
         facts=None if not facts else (facts[0] if len(facts) == 1 else facts),
         policy=policy,
@@ -96,6 +96,9 @@ def made_plan(model: str, settings: Resolved, *, device_needed: bool = False) ->
         engine=settings.get("engine", GENERIC),
         alternatives=lambda: _alternatives(config, settings),
     )
+    if estimate is None and not {"weights", "kv_cache_memory"} & set(settings.values):
+        note("the model's weights are not in the sum: the config does not say how large they are (--weights)")
+    return plan
 
 
 def _located(model: str) -> str:
@@ -110,18 +113,21 @@ def _located(model: str) -> str:
     return found if isinstance(found, str) else model
 
 
-def _weights(model: str, settings: Resolved) -> Reserve | None:
-    """The checkpoint's bytes on one rank, where its index lies beside the config and no size was given.
+def _weights(path: str, model: ModelConfig, settings: Resolved) -> Reserve | None:
+    """The checkpoint's bytes on one rank, where no size was given: from its index, else counted from the config.
 
     Divided evenly: embeddings that a stage holds whole, and what ranks replicate, make it an estimate.
     """
-    total = checkpoint_bytes(model)
-    if total is None or "weights" in settings.values or "kv_cache_memory" in settings.values:
+    if "weights" in settings.values or "kv_cache_memory" in settings.values:
+        return None
+    indexed = checkpoint_bytes(path)
+    total, source = (indexed, INDEX) if indexed is not None else (model.weight_bytes, "counted from the config")
+    if total is None:
         return None
     ranks = settings.get("tp", 1) * settings.get("pp", 1)
-    reason = f"the checkpoint's {format_bytes(total)}, divided among {ranks} ranks"
+    reason = f"the checkpoint's {format_bytes(total)}, divided among {ranks} rank{'s' if ranks > 1 else ''}"
     share = -(-total // ranks)
-    return Reserve("weights", share, ReserveKind.PERSISTENT, Basis.MODELLED, INDEX, reason, Phase.WEIGHTS)
+    return Reserve("weights", share, ReserveKind.PERSISTENT, Basis.MODELLED, source, reason, Phase.WEIGHTS)
 
 
 def _layouts(config: ModelConfig, settings: Resolved, **changed: Any) -> Any:
@@ -129,6 +135,7 @@ def _layouts(config: ModelConfig, settings: Resolved, **changed: Any) -> Any:
         "tp",
         "pp",
         "pp_layers",
+        "dcp",
         "block_size",
         "dtype",
         "kv_cache_dtype",

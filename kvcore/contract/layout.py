@@ -4,9 +4,10 @@ A :class:`CacheLayout` is groups of layers; a layer is stores (its K, its V, its
 store says how many bytes one token adds, or one request. From that follow the bytes of ``n`` blocks, the tensors of
 ``n`` blocks and the blocks of one request, so that what is sized is what is allocated.
 
-With one group, every layer has tensors of its own and a block is a block of each. With several, the groups share one
-pool of equal pages: a block belongs to one group at a time, layer ``i`` of every group lives in slot ``i``, and pages
-and groups that are smaller than the others are padded (vLLM's hybrid cache manager pages this way).
+With one group, every layer has tensors of its own and a block is a block of each. With several, an engine pages them
+in one of two ways. In a pool of equal pages a block belongs to one group at a time, layer ``i`` of every group lives in
+slot ``i``, and pages and groups that are smaller than the others are padded (vLLM's hybrid cache manager). Apart, each
+group has tensors and block numbers of its own, as many as its share of the layout's blocks (SGLang's window pools).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 from enum import Enum
+from fractions import Fraction
 
-__all__ = ["CacheLayout", "Group", "Growth", "Layer", "RankPlace", "Role", "Store", "TensorSpec"]
+__all__ = ["CacheLayout", "Group", "Growth", "Layer", "Paging", "RankPlace", "Role", "Store", "TensorSpec"]
 
 
 class Growth(str, Enum):
@@ -26,6 +28,13 @@ class Growth(str, Enum):
     CHUNK = "chunk"  #: with every token up to the end of a chunk
     REQUEST = "request"  #: not at all: one state for each request
     ENCODER = "encoder"  #: with the encoder's positions, once a request
+
+
+class Paging(str, Enum):
+    """How several groups share the memory of a cache."""
+
+    POOL = "pool"  #: one pool of equal pages
+    APART = "apart"  #: tensors of their own, in a given ratio
 
 
 class Role(str, Enum):
@@ -80,6 +89,7 @@ class Group:
 
     ``window`` is the number of tokens kept for WINDOW and CHUNK, the encoder's positions for ENCODER, else None.
     ``block_size`` is the group's own tokens per block: larger than the layout's where a page of it is smaller.
+    ``share`` is how many blocks a group that is paged apart has for each block of the layout.
     """
 
     name: str
@@ -88,6 +98,7 @@ class Group:
     layers: tuple[Layer, ...]
     window: int | None = None
     block_size: int = 0
+    share: Fraction = Fraction(1)
 
     @property
     def bytes_per_token(self) -> int:
@@ -166,7 +177,9 @@ class CacheLayout:
     ``alignment`` is the multiple to which every tensor's size is rounded up by the device that will hold it.
     ``max_model_len`` is the longest context that the model was made for, None if its config does not say.
     ``step_tokens`` is the most tokens that one step computes (max_num_batched_tokens), None if unknown; windows need
-    it. ``notes`` say what was derived rather than given (a head size, replicated heads).
+    it. ``dcp`` is how many ranks share the tokens of a request: a block holds its part of ``block_size * dcp`` tokens.
+    ``kernel_block`` is the number of tokens that the engine's kernels take at once, if that is not the whole block.
+    ``notes`` say what was derived rather than given (a head size, replicated heads).
     """
 
     model: str
@@ -176,27 +189,35 @@ class CacheLayout:
     alignment: int = 1
     max_model_len: int | None = None
     step_tokens: int | None = None
+    paging: Paging = Paging.POOL
+    dcp: int = 1
+    kernel_block: int | None = None
     notes: tuple[str, ...] = ()
-    # Distinct tensor sizes of one block and how often each occurs: bytes(n) is called many times for one plan.
-    _block_sizes: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
+    # Distinct (tensor bytes of one block, share) and how often each occurs: bytes(n) is called often for one plan.
+    _block_sizes: tuple[tuple[int, Fraction, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        counts: dict[int, int] = {}
+        counts: dict[tuple[int, Fraction], int] = {}
         if self.pooled:
-            counts[self.page_bytes] = self.slots
+            counts[self.page_bytes, Fraction(1)] = self.slots
         else:
-            (group,) = self.groups
-            unit = 1 if group.growth is Growth.REQUEST else group.block_size or self.block_size
-            for layer in group.layers:
-                for store in layer.stores:
-                    size = store.bytes_per_token * unit
-                    counts[size] = counts.get(size, 0) + 1
-        object.__setattr__(self, "_block_sizes", tuple(counts.items()))
+            for group in self.groups:
+                for layer in group.layers:
+                    for store in layer.stores:
+                        size = store.bytes_per_token * self._unit(group), group.share
+                        counts[size] = counts.get(size, 0) + 1
+        sizes = tuple((nbytes, share, count) for (nbytes, share), count in counts.items())
+        object.__setattr__(self, "_block_sizes", sizes)
 
     @property
     def pooled(self) -> bool:
         """Whether several groups share one pool of equal pages."""
-        return len(self.groups) > 1
+        return len(self.groups) > 1 and self.paging is Paging.POOL
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a request that one block accounts for, the parts on other ranks included."""
+        return self.block_size * self.dcp
 
     @property
     def slots(self) -> int:
@@ -228,7 +249,7 @@ class CacheLayout:
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one block on this rank, before the device's rounding of whole tensors."""
-        return sum(size * count for size, count in self._block_sizes)
+        return sum(-(-size * count * share.numerator // share.denominator) for size, share, count in self._block_sizes)
 
     @property
     def padding_bytes(self) -> int:
@@ -241,7 +262,9 @@ class CacheLayout:
     def marginal_bytes_per_token(self) -> int:
         """Bytes of blocks that one more token of a long request takes, rounded up; its windows are full by then."""
         growing = [group for group in self.groups if group.growth is Growth.TOKEN]
-        return sum(-(-self.bytes_per_block // (group.block_size or self.block_size)) for group in growing)
+        if not self.pooled:
+            return sum(-(-group.bytes_per_token // self.dcp) for group in growing)
+        return sum(-(-self.bytes_per_block // (self._unit(group) * self.dcp)) for group in growing)
 
     @property
     def fixed_bytes_per_request(self) -> int:
@@ -249,7 +272,10 @@ class CacheLayout:
         fixed = [group for group in self.groups if group.growth is not Growth.TOKEN]
         far = 2**62  # longer than any window and any step
         step = self.step_tokens or 0
-        return sum(self._request_blocks(group, far, step) for group in fixed) * self.bytes_per_block
+        held = [(group, self._request_blocks(group, far, step)) for group in fixed]
+        if self.pooled:
+            return sum(blocks for _, blocks in held) * self.bytes_per_block
+        return sum(blocks * self._data_bytes(group) for group, blocks in held)
 
     def with_alignment(self, alignment: int) -> CacheLayout:
         """The same layout on a device that rounds tensors up to ``alignment``."""
@@ -268,30 +294,40 @@ class CacheLayout:
     def bytes(self, num_blocks: int) -> int:
         """Bytes that ``num_blocks`` blocks take on the device, each tensor rounded up to ``alignment``."""
         total = 0
-        for block_bytes, count in self._block_sizes:
-            nbytes = block_bytes * num_blocks
+        for block_bytes, share, count in self._block_sizes:
+            nbytes = block_bytes * (num_blocks * share.numerator // share.denominator)
             total += count * (-(-nbytes // self.alignment) * self.alignment)
         return total
 
     def request_blocks(self, num_tokens: int) -> int:
-        """Blocks that one request of ``num_tokens`` tokens holds, in all groups."""
-        return sum(self._request_blocks(group, num_tokens, self.step_tokens) for group in self.groups)
+        """Blocks that one request of ``num_tokens`` tokens holds: in all groups of a pool, or in the fullest apart."""
+        held = [(group, self._request_blocks(group, num_tokens, self.step_tokens)) for group in self.groups]
+        if self.pooled:
+            return sum(blocks for _, blocks in held)
+        return max(-(-blocks * group.share.denominator // group.share.numerator) for group, blocks in held)
 
     def tensors(self, num_blocks: int) -> tuple[TensorSpec, ...]:
         """The tensors of ``num_blocks`` blocks, in layer order; their sizes, rounded up, sum to ``bytes(n)``."""
         if self.pooled:
             return tuple(self._slot(number, num_blocks) for number in range(self.slots))
-        (group,) = self.groups
-        unit = 1 if group.growth is Growth.REQUEST else group.block_size or self.block_size
-        return tuple(_tensor(layer, store, num_blocks, unit) for layer in group.layers for store in layer.stores)
+        return tuple(
+            _tensor(layer, store, num_blocks * group.share.numerator // group.share.denominator, self._unit(group))
+            for group in self.groups
+            for layer in group.layers
+            for store in layer.stores
+        )
+
+    def _unit(self, group: Group) -> int:
+        """Tokens of one block of ``group``; a state is a block by itself."""
+        return 1 if group.growth is Growth.REQUEST else group.block_size or self.block_size
 
     def _request_blocks(self, group: Group, num_tokens: int, step_tokens: int | None) -> int:
         if group.growth is Growth.TOKEN:
-            return -(-num_tokens // (group.block_size or self.block_size))
+            return -(-num_tokens // (self._unit(group) * self.dcp))
         return group.request_blocks(num_tokens, step_tokens)
 
     def _data_bytes(self, group: Group) -> int:
-        return group.bytes_per_request + group.bytes_per_token * group.block_size
+        return group.bytes_per_request + group.bytes_per_token * self._unit(group)
 
     def _slot(self, number: int, num_blocks: int) -> TensorSpec:
         members = [group.layers[number] for group in self.groups if number < len(group.layers)]

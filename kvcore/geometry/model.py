@@ -96,7 +96,8 @@ class ModelConfig:
     """What a config.json says of the cache.
 
     ``num_layers`` counts the model's layers, ``layers`` are those that have a cache of their own. ``dtype`` is the one
-    of the published weights, None if the config names none; ``state_dtype`` the one it names for states.
+    of the published weights, None if the config names none; ``weight_bytes`` estimates the whole checkpoint,
+    None if the config does not say enough (:mod:`kvcore.geometry.parameters`). ``state_dtype`` is the one for states.
     ``max_model_len`` is the longest context the model was made for, None if unknown. ``draft_layers`` are those that
     the checkpoint holds for multi-token prediction. ``notes`` say what was derived rather than given.
     """
@@ -107,6 +108,7 @@ class ModelConfig:
     layers: tuple[LayerShape, ...]
     draft_layers: tuple[LayerShape, ...]
     dtype: str | None
+    weight_bytes: int | None
     state_dtype: str | None
     max_model_len: int | None
     notes: tuple[str, ...]
@@ -119,6 +121,7 @@ def read_config(source: str | os.PathLike[str] | Mapping[str, Any], *, name: str
     a geometry is never guessed.
     """
     from kvcore.geometry.families import family_of
+    from kvcore.geometry.parameters import count_parameters, weight_bits
 
     if isinstance(source, Mapping):
         outer = Keys(source, name or "config")
@@ -130,13 +133,16 @@ def read_config(source: str | os.PathLike[str] | Mapping[str, Any], *, name: str
     keys = _language_model(outer)
     family = family_of(keys, outer)
     shapes = family.build(keys)
+    dtype = _dtype(keys, outer)
+    parameters, bits = count_parameters(shapes.layers, keys), weight_bits(dtype, keys)
     return ModelConfig(
         name=name or family.name,
         family=family.name,
         num_layers=shapes.num_layers,
         layers=shapes.layers,
         draft_layers=shapes.draft_layers,
-        dtype=_dtype(keys, outer),
+        dtype=dtype,
+        weight_bytes=None if parameters is None or bits is None else int(parameters * bits / 8),
         state_dtype=keys.optional_text("mamba_ssm_dtype", "mamba_ssm_cache_dtype"),
         max_model_len=keys.optional_integer(*LENGTHS),
         notes=shapes.notes,

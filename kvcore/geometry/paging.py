@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from kvcore.contract.layout import Group, Growth, Layer, Role, Store
 from kvcore.conventions import Convention
+from kvcore.errors import PolicyError
 from kvcore.geometry.model import Attention, Latent, LayerShape
 
-__all__ = ["Kind", "group_kinds", "grown_block_size", "kinds_of_layers", "stage_groups"]
+__all__ = ["Kind", "group_kinds", "groups_apart", "grown_block_size", "kinds_of_layers", "stage_groups"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,28 @@ def group_kinds(kinds: Sequence[Kind], block_size: int, engine: Convention) -> l
             layers = tuple(Layer(index, kind.stores, role) for index, role in kind.members[number::count])
             name = kind.name if count == 1 else f"{kind.name}.{number}"
             groups.append(Group(name, kind.name, kind.growth, layers, kind.window, tokens))
+    return groups
+
+
+def groups_apart(kinds: Sequence[Kind], block_size: int, engine: Convention) -> list[Group]:
+    """One group a kind, each with tensors of its own: windows have ``engine.window_share`` of the blocks of the rest.
+
+    Raises :class:`PolicyError` for kinds whose share of memory the engine does not derive from a ratio of tokens.
+    """
+    assert engine.window_share is not None
+    groups = []
+    for kind in kinds:
+        if kind.growth not in (Growth.TOKEN, Growth.WINDOW, Growth.CHUNK):
+            raise PolicyError(
+                f"how {engine.name} divides memory between {kind.name} layers and others is not known",
+                code="KV-POL-060",
+                where="engine",
+                got=engine.name,
+                expected="an engine that pages them in one pool, such as vllm",
+            )
+        share = Fraction(1) if kind.growth is Growth.TOKEN else engine.window_share
+        layers = tuple(Layer(index, kind.stores, role) for index, role in kind.members)
+        groups.append(Group(kind.name, kind.name, kind.growth, layers, kind.window, block_size, share))
     return groups
 
 

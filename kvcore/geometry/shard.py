@@ -5,12 +5,12 @@ from __future__ import annotations
 import collections.abc
 from dataclasses import replace
 
-from kvcore.contract.layout import CacheLayout, Group, Growth, Layer, RankPlace, Role, Store
+from kvcore.contract.layout import CacheLayout, Group, Growth, Layer, Paging, RankPlace, Role, Store
 from kvcore.conventions import GENERIC, Convention
 from kvcore.errors import PolicyError
 from kvcore.geometry.formats import PACKED_RECORDS, cache_format, model_dtype
-from kvcore.geometry.model import Attention, LayerShape, ModelConfig
-from kvcore.geometry.paging import group_kinds, grown_block_size, kinds_of_layers, stage_groups
+from kvcore.geometry.model import Attention, Heads, LayerShape, ModelConfig, State
+from kvcore.geometry.paging import group_kinds, groups_apart, grown_block_size, kinds_of_layers, stage_groups
 from kvcore.geometry.stores import Formats, stores_of
 
 __all__ = ["layouts", "stage_layers"]
@@ -25,6 +25,7 @@ def layouts(
     tp: int = 1,
     pp: int = 1,
     pp_layers: collections.abc.Sequence[int] | None = None,
+    dcp: int = 1,
     block_size: int | None = None,
     dtype: str | None = None,
     cache_dtype: str | None = None,
@@ -36,7 +37,8 @@ def layouts(
 ) -> tuple[CacheLayout, ...]:
     """One layout a rank, the tensor-parallel ranks of a stage together.
 
-    ``pp_layers`` gives each stage's number of layers; without it they are divided evenly. ``dtype`` replaces the
+    ``pp_layers`` gives each stage's number of layers; without it they are divided evenly. ``dcp`` ranks that would hold
+    the same heads share the tokens instead (decode context parallelism). ``dtype`` replaces the
     model's own, ``cache_dtype`` is ``auto`` or a format of :mod:`kvcore.geometry.formats`, ``state_dtype`` the dtype of
     recurrent states. ``draft_layers`` of the checkpoint's layers for multi-token prediction, and all layers of a
     ``draft`` model (an EAGLE head, a small model of the same tokens), are added to the last stage: one cache holds
@@ -53,6 +55,7 @@ def layouts(
         stages[-1] = (*stages[-1], *_companion(model, draft))
         formats.notes.append(f"with the {len(draft.layers)} layers of draft model {draft.name}")
     shapes = [shape for stage in stages for shape in stage]
+    _check_context_parallel(shapes, tp, dcp)
     distinct = dict.fromkeys(shape.attention for shape in shapes)
     stores = {attention: stores_of(model.name, attention, tp, formats) for attention in distinct}
     groups, block_size = _groups(shapes, stores, block_size, engine)
@@ -67,6 +70,9 @@ def layouts(
             place=RankPlace(tp, 0, pp, number),
             max_model_len=model.max_model_len,
             step_tokens=step_tokens,
+            paging=Paging.POOL if engine.window_share is None else Paging.APART,
+            dcp=dcp,
+            kernel_block=_kernel_block(block_size, engine),
             notes=notes,
         )
         result.append(first)
@@ -107,6 +113,36 @@ def _check_counts(tp: int, pp: int, block_size: int, engine: Convention) -> None
             expected=f"a multiple of {engine.block_multiple}",
             hint=f"the nearest are {lower} and {lower + engine.block_multiple}",
         )
+
+
+def _check_context_parallel(shapes: collections.abc.Sequence[LayerShape], tp: int, dcp: int) -> None:
+    """Tokens are shared among ranks that would hold the same heads: as many as replicate them, or a part of those.
+
+    Windows cannot be shared so, and states are not (vllm: decode context parallelism).
+    """
+    if type(dcp) is not int or dcp < 1:
+        raise PolicyError("dcp is out of range", code="KV-POL-032", where="dcp", got=dcp, expected="1 or more")
+    if dcp == 1:
+        return
+    for shape in shapes:
+        attention = shape.attention
+        if isinstance(attention, State):
+            continue
+        replicas = tp // attention.kv_heads if isinstance(attention, Heads) else tp
+        if shape.growth is not Growth.TOKEN or replicas < dcp or replicas % dcp:
+            raise PolicyError(
+                "the tokens of a layer cannot be shared among that many ranks",
+                code="KV-POL-061",
+                where="dcp",
+                got=f"dcp {dcp}, {shape.kind} layers held {max(1, replicas)} times by tp {tp}",
+                expected="full or latent attention, replicated a multiple of dcp times",
+            )
+
+
+def _kernel_block(block_size: int, engine: Convention) -> int | None:
+    """The tokens that kernels take at once, where a block is several of them."""
+    size = engine.kernel_block
+    return size if size is not None and block_size != size and block_size % size == 0 else None
 
 
 def _formats(
@@ -191,6 +227,8 @@ def _groups(
 ) -> tuple[tuple[Group, ...], int]:
     """The groups of the whole model, and the block size that they ask for."""
     kinds = kinds_of_layers(shapes, stores)
+    if len(kinds) > 1 and engine.window_share is not None:
+        return tuple(groups_apart(kinds, block_size, engine)), block_size
     if len(kinds) > 1:
         block_size = grown_block_size(kinds, block_size, engine)
         return tuple(group_kinds(kinds, block_size, engine)), block_size

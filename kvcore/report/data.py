@@ -58,6 +58,8 @@ def plan_data(plan: Plan, settings: Resolved | None = None) -> PlanData:
         "usable_blocks": plan.usable_blocks,
         "reserved_blocks": plan.reserved_blocks,
         "block_size": plan.block_size,
+        "kernel_block_size": plan.layout.kernel_block,
+        "block_tokens": plan.layout.block_tokens,
         "tokens": plan.tokens,
         "max_model_len": plan.max_model_len,
         "max_concurrency": _decimal(concurrency),

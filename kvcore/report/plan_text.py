@@ -13,7 +13,9 @@ __all__ = ["allocation_sections", "explain_sections", "plan_sections", "refusal_
 
 def plan_sections(data: Mapping[str, Any]) -> list[Section]:
     """The answer in a screen: what fits, what decided, what to know."""
-    block = f"of {format_count(data['block_size'])} tokens, {_bytes(data['bytes_per_block'])} each"
+    kernel = data["kernel_block_size"]
+    kernels = "" if kernel is None else f" ({data['block_size'] // kernel} kernel blocks of {kernel})"
+    block = f"of {format_count(data['block_size'])} tokens{kernels}, {_bytes(data['bytes_per_block'])} each"
     usable = f"in {format_count(data['usable_blocks'])} usable blocks"
     rows = [("blocks", format_count(data["num_blocks"]), block)]
     if data["tokens"] is not None:
@@ -181,6 +183,12 @@ def _division(data: Mapping[str, Any]) -> Section:
         ("=", "tokens", format_count(data["tokens"]), ""),
     )
     return Section("Blocks", ("", "", "number", "note"), rows, right=(2,))
+
+
+def _shared(data: Mapping[str, Any]) -> str:
+    if data["block_tokens"] == data["block_size"]:
+        return ""
+    return f"{format_count(data['block_size'])} on each of the ranks that share a request's tokens"
 
 
 def _per_block(data: Mapping[str, Any]) -> str:

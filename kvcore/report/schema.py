@@ -173,6 +173,8 @@ class PlanData(TypedDict):
     usable_blocks: int
     reserved_blocks: int
     block_size: int
+    kernel_block_size: int | None
+    block_tokens: int
     tokens: int | None
     max_model_len: int | None
     max_concurrency: float | None

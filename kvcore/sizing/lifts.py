@@ -98,7 +98,7 @@ def _holds_more(outcome: Outcome, before: Outcome) -> bool:
 
 def _tokens(outcome: Outcome) -> int | None:
     layout = outcome.ranks[outcome.tightest].layout
-    return None if layout.pooled else max(0, outcome.usable_blocks) * layout.block_size
+    return None if layout.pooled else max(0, outcome.usable_blocks) * layout.block_tokens
 
 
 def _in_blocks_of(layout: CacheLayout, size: int) -> CacheLayout:

@@ -44,8 +44,8 @@ class IndexThreshold:
 def largest_fitting(layout: CacheLayout, available: int) -> int:
     """The largest n with ``layout.bytes(n) <= available``; 0 if not even one block fits."""
     high = max(0, available) // layout.bytes_per_block
-    if high == 0 or layout.bytes(high) <= available:
-        return high
+    if layout.bytes(high) <= available:
+        return _upward(layout, available, high)
     low = 0  # bytes(0) is 0, and bytes(high) is too much: the device rounds tensors up
     while high - low > 1:
         middle = (low + high) // 2
@@ -54,6 +54,19 @@ def largest_fitting(layout: CacheLayout, available: int) -> int:
         else:
             high = middle
     return low
+
+
+def _upward(layout: CacheLayout, available: int, fitting: int) -> int:
+    """The most blocks from ``fitting`` on: groups that are paged apart have whole blocks, which may leave room."""
+    step = 1
+    while layout.bytes(fitting + step) <= available:
+        fitting += step
+        step *= 2
+    while step:
+        if layout.bytes(fitting + step) <= available:
+            fitting += step
+        step //= 2
+    return fitting
 
 
 def limit_bounds(

@@ -157,7 +157,7 @@ class Plan:
     @property
     def tokens(self) -> int | None:
         """Tokens that the usable blocks hold; None if groups share a pool, where no single number is right."""
-        return None if self.layout.pooled else self.usable_blocks * self.block_size
+        return None if self.layout.pooled else self.usable_blocks * self.layout.block_tokens
 
     @property
     def engine_tokens(self) -> int | None:
@@ -165,13 +165,13 @@ class Plan:
         rule = self.engine.tokens
         if rule is TokensRule.BLOCKS_OVER_GROUPS:
             smallest = min(group.block_size for group in self.layout.groups if group.growth is not Growth.REQUEST)
-            return self.num_blocks // len(self.layout.groups) * smallest
+            return self.num_blocks // len(self.layout.groups) * smallest * self.layout.dcp
         if rule is TokensRule.CONCURRENCY or self.layout.pooled:
             concurrency = self.engine_concurrency
             if concurrency is None or self.max_model_len is None:
                 return None
             return concurrency.numerator * self.max_model_len // concurrency.denominator
-        return (self.num_blocks if rule is TokensRule.BLOCKS else self.usable_blocks) * self.block_size
+        return (self.num_blocks if rule is TokensRule.BLOCKS else self.usable_blocks) * self.layout.block_tokens
 
     @property
     def engine_concurrency(self) -> Fraction | None:
@@ -308,7 +308,7 @@ def solve(inputs: Inputs) -> Outcome:
 
 def largest_model_len(layout: CacheLayout, usable_blocks: int, at_most: int | None) -> int:
     """The longest request that ``usable_blocks`` can hold, up to ``at_most`` tokens; 0 if there is none."""
-    low, high = 0, usable_blocks * layout.block_size if at_most is None else at_most
+    low, high = 0, usable_blocks * layout.block_tokens if at_most is None else at_most
     while low < high:
         middle = (low + high + 1) // 2
         if layout.request_blocks(middle) <= usable_blocks:
@@ -438,7 +438,7 @@ def _index_warning(plan: Plan) -> collections.abc.Iterator[PlanWarning]:
 
 def _assert_identities(plan: Plan) -> None:
     """What must hold of every plan; a failure here is a fault of kvcore, not of its user."""
-    assert plan.layout.pooled or plan.tokens == plan.usable_blocks * plan.block_size
+    assert plan.layout.pooled or plan.tokens == plan.usable_blocks * plan.block_size * plan.layout.dcp
     for rank in plan.ranks:
         assert sum(term.nbytes for term in rank.budget.terms) == rank.budget.available
         assert plan.num_blocks <= rank.num_blocks

@@ -49,10 +49,11 @@ def test_a_variable_can_name_the_policy_file(kvcore: Kvcore, tmp_path: Path, mon
 def test_a_misspelled_variable_is_said(kvcore: Kvcore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVCORE_UTILISATION", "0.1")
     monkeypatch.setenv("KVCORE_ACME_LIBRARY", "a plugin's own")
-    ran = kvcore("plan", QWEN, "--device-profile", CARD, "--json")
+    card = ("plan", QWEN, "--device-profile", CARD, "--weights", "1GiB")
+    ran = kvcore(*card, "--json")
     said = "KVCORE_UTILISATION is no setting and has no effect: did you mean KVCORE_UTILIZATION?"
     assert ran.json["diagnostics"] == [said]
-    assert kvcore("plan", QWEN, "--device-profile", CARD).err == said + "\n"
+    assert kvcore(*card).err == said + "\n"
 
 
 #: Any text is a reason.

@@ -115,7 +115,7 @@ def test_falling_back_to_the_cpu_is_said(kvcore: Kvcore) -> None:
     assert ran.status == 0
     assert ran.err.startswith("using cpu: no accelerator is here")
     assert "cuda: " in ran.err
-    assert kvcore("plan", QWEN, "--tp", "4", "--platform", "cpu").err == ""
+    assert kvcore("plan", QWEN, "--tp", "4", "--platform", "cpu", "--weights", "1MiB").err == ""
 
 
 def test_the_doctor_has_a_line_for_each_plugin(kvcore: Kvcore) -> None:

@@ -66,6 +66,19 @@ def test_weights_come_from_the_index_beside_the_config(kvcore: Kvcore, checkpoin
     assert [t["signed_bytes"] for t in given["terms"] if t["name"] == "weights"] == [-(2**30)]
 
 
+def test_weights_are_counted_from_the_config_without_an_index(kvcore: Kvcore, tmp_path: Path) -> None:
+    more = {"vocab_size": 151936, "num_experts": 128, "moe_intermediate_size": 768}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(Path(QWEN).read_text()), **more}))
+    ran = kvcore("plan", str(file), "--tp", "4", "--device-profile", "h100-80g", "--json")
+    (weights,) = [term for term in ran.json["data"]["terms"] if term["name"] == "weights"]
+    assert weights["source"] == "counted from the config"
+    assert 14 * 2**30 < -weights["signed_bytes"] < 15 * 2**30
+    assert ran.json["diagnostics"] == []
+    unknown = kvcore("plan", QWEN, "--tp", "4", "--device-profile", "h100-80g", "--json")
+    assert unknown.json["diagnostics"][0].startswith("the model's weights are not in the sum")
+
+
 @pytest.mark.parametrize("metadata", [{}, {"total_size": -1}, {"total_size": "61"}, {"total_size": 1.5}, 7])
 def test_an_index_without_a_size(kvcore: Kvcore, checkpoint: Path, metadata: object) -> None:
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"metadata": metadata}))

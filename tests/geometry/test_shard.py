@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kvcore
 from kvcore.conventions import convention
 from kvcore.errors import ConfigError, PolicyError
 from kvcore.geometry import layouts, read_config, stage_layers
 from kvcore.geometry.formats import CACHE_FORMATS, DTYPES
 from kvcore.geometry.model import ModelConfig
+from kvcore.sizing.limits import largest_fitting
 
 
 def model(layers: int = 12, query_heads: int = 32, kv_heads: int = 8, head_dim: int = 128) -> ModelConfig:
@@ -86,6 +90,70 @@ def test_the_latent_vector_does_not_shrink() -> None:
     one, eight = (layouts(read_config(keys), tp=tp, block_size=64)[0] for tp in (1, 8))
     assert one.bytes_per_block == eight.bytes_per_block == 4_497_408
     assert any("replicated on all 8" in note for note in eight.notes)
+
+
+def test_ranks_that_replicate_a_head_can_share_its_tokens() -> None:
+    """Decode context parallelism: the same bytes a rank hold dcp times the tokens of a request."""
+    one, two = (layouts(model(query_heads=32, kv_heads=4), tp=8, dcp=dcp, block_size=16)[0] for dcp in (1, 2))
+    assert one.bytes_per_block == two.bytes_per_block
+    assert (one.request_blocks(1000), two.request_blocks(1000)) == (63, 32)
+    assert two.block_tokens == 32
+    plans = [kvcore.plan(layout, kv_cache_memory="1GiB", max_model_len=1000) for layout in (one, two)]
+    assert plans[1].tokens == 2 * (plans[0].tokens or 0)
+    mla = {"model_type": "deepseek_v3", "num_hidden_layers": 2, "num_attention_heads": 8, "kv_lora_rank": 512}
+    latent = read_config({**mla, "qk_rope_head_dim": 64, "torch_dtype": "bfloat16"})
+    assert layouts(latent, tp=8, dcp=8, block_size=64)[0].request_blocks(1024) == 2
+
+
+@pytest.mark.parametrize(("kv_heads", "tp", "dcp"), [(8, 8, 2), (4, 8, 4), (4, 8, 3), (2, 8, 8)])
+def test_tokens_that_cannot_be_shared_are_refused(kv_heads: int, tp: int, dcp: int) -> None:
+    with pytest.raises(PolicyError) as caught:
+        layouts(model(query_heads=32, kv_heads=kv_heads), tp=tp, dcp=dcp, block_size=16)
+    assert caught.value.code == "KV-POL-061"
+
+
+GEMMA = {
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 12,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16",
+}
+
+
+@given(st.integers(0, 2**34), st.sampled_from([1, 16, 64]))
+def test_groups_apart_have_their_share_and_fill_the_memory(memory: int, block_size: int) -> None:
+    """SGLang: windows have 0.8 tokens for each token of full layers (swa_full_tokens_ratio)."""
+    (layout,) = layouts(read_config(GEMMA), block_size=block_size, engine=convention("sglang"), step_tokens=64)
+    assert not layout.pooled
+    blocks = largest_fitting(layout, memory)
+    assert layout.bytes(blocks) <= memory < layout.bytes(blocks + 1) or blocks == 0
+    tensors = layout.tensors(blocks)
+    assert sum(tensor.nbytes for tensor in tensors) == layout.bytes(blocks)
+    sizes = {tensor.shape[0] for tensor in tensors}
+    assert sizes == {blocks, blocks * 4 // 5}
+    if blocks:
+        for tokens in (1, 500, 5000):
+            need = layout.request_blocks(tokens)
+            windows = next(group for group in layout.groups if group.window)
+            assert need * 4 // 5 >= windows.request_blocks(tokens, 64)
+
+
+def test_states_that_an_engine_divides_otherwise_are_refused() -> None:
+    hybrid = read_config(Path(__file__).parents[1] / "data" / "configs" / "qwen3-next-80b-a3b.json")
+    with pytest.raises(PolicyError) as caught:
+        layouts(hybrid, engine=convention("sglang"))
+    assert caught.value.code == "KV-POL-060"
+
+
+def test_a_pool_block_and_a_kernel_block_are_two_numbers() -> None:
+    hybrid = read_config(Path(__file__).parents[1] / "data" / "configs" / "qwen3-next-80b-a3b.json")
+    (layout, *_) = layouts(hybrid, tp=2, engine=convention("vllm"))
+    assert (layout.block_size, layout.kernel_block) == (544, 16)
+    assert layouts(model(), engine=convention("vllm"))[0].kernel_block is None
 
 
 @pytest.mark.parametrize(("query_heads", "kv_heads", "tp"), [(28, 4, 8), (24, 6, 4), (24, 6, 8)])
