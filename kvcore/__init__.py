@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvcore.api import allocate as allocate
+    from kvcore.api import audit as audit
     from kvcore.api import device_facts as device_facts
     from kvcore.api import layout as layout
     from kvcore.api import layouts as layouts
@@ -38,6 +39,7 @@ _HOMES = {
     "Policy": "kvcore.sizing.policy",
     "Verification": "kvcore.cache.verify",
     "allocate": "kvcore.api",
+    "audit": "kvcore.api",
     "device_facts": "kvcore.api",
     "layout": "kvcore.api",
     "layouts": "kvcore.api",
@@ -58,6 +60,7 @@ __all__ = [
     "Verification",
     "__version__",
     "allocate",
+    "audit",
     "device_facts",
     "layout",
     "layouts",

@@ -37,10 +37,12 @@ from kvcore.sizing.plan import Alternative, Inputs, Plan, make_plan
 from kvcore.sizing.policy import OnShortage, Policy, ShareOf
 
 if TYPE_CHECKING:
+    from kvcore.audit import Audit
     from kvcore.cache.kernels import Gather, Write
 
 __all__ = [
     "allocate",
+    "audit",
     "device_facts",
     "layout",
     "layouts",
@@ -282,9 +284,22 @@ def verify(
     return run_in_child(lambda watch: verify_kernels(cache, write, gather, samples=samples, seed=seed, watch=watch))
 
 
-def profile(device: Device, run: Callable[[], object], *, name: str = "activations") -> Profile:
+def profile(
+    device: Device, run: Callable[[], object], *, name: str = "activations", phase: Phase = Phase.PROFILE
+) -> Profile:
     """Run ``run`` and measure what it takes on ``device``; give the result's reserves to :func:`plan`."""
-    return profile_run(default_registry().platform(device.platform), device, run, name=name)
+    return profile_run(default_registry().platform(device.platform), device, run, name=name, phase=phase)
+
+
+def audit(plan: Plan, device: Device, *, rank: int = 0, measured: Iterable[Reserve] = ()) -> Audit:
+    """Compare what ``plan`` promised with what this process holds, now that the cache is there and the engine is warm.
+
+    ``measured`` are the reserves that profiles of single phases found. Raises :class:`DeviceError` if the device cannot
+    be read.
+    """
+    from kvcore.audit import audit_plan
+
+    return audit_plan(default_registry().platform(device.platform), plan, device, rank=rank, measured=tuple(measured))
 
 
 def _aligned(layouts: tuple[CacheLayout, ...], facts: tuple[DeviceFacts | None, ...]) -> tuple[CacheLayout, ...]:

@@ -17,13 +17,17 @@ __all__ = ["Baseline", "Budget", "Term", "make_budget", "merge_reserves"]
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One line of the sum: ``nbytes`` is signed, and the terms of a budget add up to what is available."""
+    """One line of the sum: ``nbytes`` is signed, and the terms of a budget add up to what is available.
+
+    ``reserve`` is the kind of reserve that the line keeps from the cache, None for the other lines.
+    """
 
     name: str
     nbytes: int
     reason: str
     source: str
     basis: str
+    reserve: ReserveKind | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +192,16 @@ def _own(readings: collections.abc.Sequence[Reading], baseline: Baseline | None,
 def _terms_after(reserves: collections.abc.Sequence[Reserve], policy: Policy, temporary: int) -> list[Term]:
     """What comes off, whatever the share was taken of: reserves still to come, margin, and a cache to be released."""
     terms = [
-        Term(r.name, -r.nbytes, r.reason, r.source, r.basis.value) for r in reserves if r.kind is ReserveKind.PERSISTENT
+        Term(r.name, -r.nbytes, r.reason, r.source, r.basis.value, r.kind)
+        for r in reserves
+        if r.kind is ReserveKind.PERSISTENT
     ]
     transient = [r for r in reserves if r.kind is ReserveKind.TRANSIENT]
     if transient:
         top = max(transient, key=lambda r: r.nbytes)
         others = ", ".join(r.name for r in transient if r is not top)
         reason = f"{top.reason} (transient; the largest counts{', over ' + others if others else ''})"
-        terms.append(Term(top.name, -top.nbytes, reason, top.source, top.basis.value))
+        terms.append(Term(top.name, -top.nbytes, reason, top.source, top.basis.value, top.kind))
     if policy.margin:
         terms.append(Term("margin", -policy.margin, "kept free on purpose", policy.origin("margin"), "declared"))
     if temporary:
