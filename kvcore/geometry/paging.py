@@ -88,7 +88,7 @@ def groups_apart(kinds: Sequence[Kind], block_size: int, engine: Convention) -> 
         if kind.growth not in (Growth.TOKEN, Growth.WINDOW, Growth.CHUNK):
             raise PolicyError(
                 f"how {engine.name} divides memory between {kind.name} layers and others is not known",
-                code="KV-POL-060",
+                code="KV-POL-062",
                 where="engine",
                 got=engine.name,
                 expected="an engine that pages them in one pool, such as vllm",

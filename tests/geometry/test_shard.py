@@ -146,7 +146,7 @@ def test_states_that_an_engine_divides_otherwise_are_refused() -> None:
     hybrid = read_config(Path(__file__).parents[1] / "data" / "configs" / "qwen3-next-80b-a3b.json")
     with pytest.raises(PolicyError) as caught:
         layouts(hybrid, engine=convention("sglang"))
-    assert caught.value.code == "KV-POL-060"
+    assert caught.value.code == "KV-POL-062"
 
 
 def test_a_pool_block_and_a_kernel_block_are_two_numbers() -> None:
