@@ -78,8 +78,8 @@ def audit_plan(
 ) -> Audit:
     """Audit rank ``rank`` of ``plan`` on ``device``, whose cache is allocated.
 
-    ``measured`` are what profiles of single phases found (:func:`kvcore.api.profile`): each takes the place of the promise
-    of its name. Raises :class:`~kvcore.errors.DeviceError` if the device cannot be read.
+    ``measured`` are what profiles of single phases found (:func:`kvcore.api.profile`): each takes the place of the
+    promise of its name. Raises :class:`~kvcore.errors.DeviceError` if the device cannot be read.
     """
     held = plan.ranks[rank]
     budget, layout = held.budget, held.layout
