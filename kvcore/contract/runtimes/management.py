@@ -73,10 +73,10 @@ ASK_ANOTHER = NOT_THIS_VERSION | {4, 9, 12}
 
 
 class ManagementFault(Exception):
-    """A call of a management library failed with ``number``."""
+    """A call of a management library failed with ``number``; ``text`` says more than the number's name would."""
 
-    def __init__(self, number: int, call: str) -> None:
-        super().__init__(f"{call}: {described(number)}")
+    def __init__(self, number: int, call: str, text: str | None = None) -> None:
+        super().__init__(f"{call}: {described(number) if text is None else text}")
         self.number = number
         self.call = call
 

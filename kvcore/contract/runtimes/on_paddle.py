@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import sys
 import warnings
 from typing import Any
@@ -46,6 +47,8 @@ class PaddleRuntime(Runtime):
         """Whether a build for this kind of device is installed: the package alone may be a build for the CPU."""
         if importlib.util.find_spec("paddle") is None:
             return False
+        if self._kind not in ("cpu", "gpu") and _has_custom_devices():
+            return True
         found = {distribution.metadata["Name"] for distribution in importlib.metadata.distributions()}
         return any(name in found for name in self._distributions)
 
@@ -144,6 +147,11 @@ class PaddleRuntime(Runtime):
 
     def _place(self, index: int) -> str:
         return "cpu" if self._kind == "cpu" else f"{self._kind}:{index}"
+
+
+def _has_custom_devices() -> bool:
+    """Whether Paddle will look for plug-ins of custom devices: where it is told to, or beside itself."""
+    return "CUSTOM_DEVICE_ROOT" in os.environ or importlib.util.find_spec("paddle_custom_device") is not None
 
 
 class _PaddleBlock(Block):

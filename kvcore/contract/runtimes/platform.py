@@ -86,6 +86,10 @@ class AcceleratorPlatform(PlatformBase):
         """Where the vendor's libraries are, beside the loader's own folders."""
         return ()
 
+    def hardware_without_pci(self) -> bool:
+        """Whether a device of this vendor may be here that is no PCI function."""
+        return False
+
     def visible_cards(self, cards: list[Card]) -> list[Card]:
         """The cards that a container's own variables leave."""
         return cards
@@ -113,7 +117,8 @@ class AcceleratorPlatform(PlatformBase):
         try:
             found, cards, skipped = self.survey()
             source, devices = None if found is None else found.name, self._count_visible(cards)
-            if not cards and runtime is not None and self.runtimes.named("driver") is not None:
+            hardware = bool(pci) or self.hardware_without_pci()
+            if hardware and not cards and runtime is not None and self.runtimes.named("driver") is not None:
                 source, devices = "the runtime", len(self.locate()[1])
         except KvcoreError as error:
             evidence = Evidence("pci", ", ".join(pci) or "none"), Evidence("library", library or "none")
@@ -224,9 +229,8 @@ class AcceleratorPlatform(PlatformBase):
         readings: list[Reading] = []
         own: int | None = None
         if library is not None and here.card is not None:
-            asked = self._managed(library, here)
-            own = next((reading.own for reading in asked if reading.own is not None), None)
-            readings += asked
+            readings += self._by_managements(library, here)
+            own = next((reading.own for reading in readings if reading.own is not None), None)
         readings += skipped
         if here.device.kind is MemoryKind.UNIFIED:
             return [*_set_aside(readings), *unified_readings(own, self.surroundings.root)]
@@ -343,6 +347,17 @@ class AcceleratorPlatform(PlatformBase):
             expected=device.key,
             hint="it was lost, reset, or hidden from this process since it was listed",
         )
+
+    def _by_managements(self, first: Management, here: Located) -> list[Reading]:
+        """The library that listed the device, then those after it, until one says what is free."""
+        readings: list[Reading] = []
+        libraries = self.managements()
+        names = [library.name for library in libraries]
+        for library in libraries[names.index(first.name) :]:
+            readings += self._managed(library, here)
+            if _measured(readings):
+                break
+        return readings
 
     def _managed(self, library: Management, here: Located) -> list[Reading]:
         card = here.card

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvcore.contract import BlockSizer, Detection, PlatformInfo, hookimpl
+from kvcore.contract.runtimes.binding import PythonBinding
 from kvcore.contract.runtimes.choose import Runtimes
 from kvcore.contract.runtimes.driver import DriverRuntime
 from kvcore.contract.runtimes.management import Management
 from kvcore.contract.runtimes.on_paddle import PaddleRuntime
 from kvcore.contract.runtimes.on_torch import TorchRuntime
 from kvcore.contract.runtimes.platform import AcceleratorPlatform, Surroundings
-from kvcore_cuda.nvml import Nvml
 
 __all__ = ["CudaBlockSizer", "plugin"]
 
@@ -48,8 +48,17 @@ class CudaBlockSizer(AcceleratorPlatform):
         return self.detection()
 
     def managements(self) -> list[Management]:
-        """NVML alone."""
-        return [Nvml()]
+        """NVML alone, through NVIDIA's own binding."""
+        return [PythonBinding("nvml", "pynvml", (2, 1), "nvidia-ml-py")]
+
+    def hardware_without_pci(self) -> bool:
+        """Jetson's integrated devices, and Windows' devices seen from WSL, are no PCI functions."""
+        root = self.surroundings.root
+        try:
+            tegra = b"nvidia,tegra" in (root / "proc/device-tree/compatible").read_bytes()
+        except OSError:
+            tegra = False
+        return tegra or (root / "dev/dxg").exists()
 
     def library_folders(self) -> tuple[str, ...]:
         """Beside the loader's own."""

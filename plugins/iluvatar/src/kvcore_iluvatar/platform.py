@@ -1,69 +1,99 @@
-"""The ``iluvatar`` platform: what can be said of Iluvatar devices without a driver.
-
-Detection looks at PCI functions and library files alone.
-
-Another project's libixml.so exists (UPnP's XML library), so a library of that name alone proves nothing: hardware is
-claimed by its PCI vendor.
-"""
+"""The ``iluvatar`` platform: Iluvatar devices, by whichever of CoreX's sources answers."""
 
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 
-from kvcore.contract import (
-    FULL,
-    BlockSizer,
-    Capability,
-    Detection,
-    DetectionState,
-    Evidence,
-    PlatformInfo,
-    hookimpl,
-    not_implemented,
-)
-from kvcore.contract.base import PlatformBase
-from kvcore.contract.probes import find_library, pci_devices
+from kvcore.contract import Basis, BlockSizer, Detection, Device, PlatformInfo, Reading, Scope, hookimpl
+from kvcore.contract.runtimes.binding import PythonBinding
+from kvcore.contract.runtimes.choose import Runtimes
+from kvcore.contract.runtimes.detect import Found
+from kvcore.contract.runtimes.driver import DriverRuntime
+from kvcore.contract.runtimes.management import Card, Management
+from kvcore.contract.runtimes.on_paddle import PaddleRuntime
+from kvcore.contract.runtimes.on_torch import TorchRuntime
+from kvcore.contract.runtimes.pci import PciFunctions
+from kvcore.contract.runtimes.platform import AcceleratorPlatform, Surroundings
+from kvcore.errors import PolicyError
+from kvcore.units import GIB, parse_fraction
+from kvcore_iluvatar.ixml import LIBRARY, Ixml, corex_folders
+from kvcore_iluvatar.ixsmi import IxsmiCommand
 
 __all__ = ["IluvatarBlockSizer", "plugin"]
 
 __version__ = "0.1.0"
 CONTRACT = 1
-PCI_VENDOR = "0x1e3e"
-LIBRARY = "libixml.so"
+PCI_VENDOR = 0x1E3E
+#: Set by a container's runtime: the UUIDs of the cards that it was given.
+CONTAINER_VARIABLES = ("IX_VISIBLE_DEVICES", "ILUVATAR_COREX_VISIBLE_DEVICES")
+#: FastDeploy's constant of GiB for a device that nobody can read.
+CONSTANT = "FD_ILUVATAR_KVCACHE_MEM"
 
 
-class IluvatarBlockSizer(PlatformBase):
-    """Knows whether Iluvatar hardware is here; reading and allocating come with a later version."""
+class IluvatarBlockSizer(AcceleratorPlatform):
+    """CoreX's libraries and names; what it does is shared with other CUDA-compatible vendors."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        surroundings = Surroundings(
+            "iluvatar",
+            "kvcore-iluvatar",
+            PCI_VENDOR,
+            LIBRARY,
+            "install the CoreX driver, or point COREX_HOME at it",
+            root=root,
+        )
+        paddle = PaddleRuntime("iluvatar_gpu", ("paddle-iluvatar-gpu",))
+        super().__init__(surroundings, Runtimes("kvcore-iluvatar", (DriverRuntime(), paddle, TorchRuntime())))
 
     @hookimpl
     def kvcore_platform(self) -> PlatformInfo:
-        """Detection alone is offered."""
-        later = not_implemented("this version of kvcore-iluvatar detects devices, and does no more")
-        capabilities = {**dict.fromkeys(Capability, later), Capability.DETECT: FULL}
-        return PlatformInfo("iluvatar", "Iluvatar", __version__, CONTRACT, capabilities)
+        """By what is installed beside the plugin."""
+        return PlatformInfo("iluvatar", "Iluvatar", __version__, CONTRACT, self.capabilities())
 
     @hookimpl
     def kvcore_detect(self) -> Detection:
-        """By PCI vendor; a library without hardware does not make a device."""
-        cards = pci_devices(PCI_VENDOR)
-        library = find_library(LIBRARY, _corex_folders())
-        evidence = tuple(Evidence(f"pci {PCI_VENDOR}", address) for address in cards)
-        if library is not None:
-            evidence += (Evidence("library", library),)
-        if cards:
-            reason = "this version of kvcore-iluvatar cannot read or allocate yet"
-            return Detection(DetectionState.UNUSABLE, reason, evidence, "choose another platform with --platform")
-        if library is not None:
-            reason = f"{LIBRARY} is here, but no PCI function of vendor {PCI_VENDOR}"
-            return Detection(DetectionState.ABSENT, reason, evidence, "start the container with access to the devices")
-        reason = f"no PCI function of vendor {PCI_VENDOR} and no {LIBRARY}"
-        return Detection(DetectionState.ABSENT, reason, (), "install the CoreX driver, or point COREX_HOME at it")
+        """By CoreX's sources; a card counts by its PCI vendor, since UUIDs look like NVIDIA's."""
+        return self.detection()
 
+    def managements(self) -> list[Management]:
+        """The library, the vendor's Python module, the command; last the PCI functions, which say what is here."""
+        module = PythonBinding("ixsmi_module", "ixsmi", (1, 2), "a binding of Iluvatar's management library")
+        return [Ixml(), module, IxsmiCommand(), PciFunctions(PCI_VENDOR, self.surroundings.root)]
 
-def _corex_folders() -> tuple[str, ...]:
-    """Where CoreX keeps its libraries."""
-    home = os.environ.get("COREX_HOME") or "/usr/local/corex"
-    return (os.path.join(home, "lib64"), os.path.join(home, "lib"))
+    def library_folders(self) -> tuple[str, ...]:
+        """CoreX's own."""
+        return corex_folders()
+
+    def traces(self, found: Found) -> bool:
+        """The command may be all there is."""
+        return super().traces(found) or shutil.which("ixsmi") is not None
+
+    def visible_cards(self, cards: list[Card]) -> list[Card]:
+        """Those that a container's variable names by UUID.
+
+        By number it counts the host's cards, of which a container sees only its own: then the library's list is right.
+        """
+        for variable in CONTAINER_VARIABLES:
+            wanted = [entry.strip() for entry in os.environ.get(variable, "").split(",") if entry.strip()]
+            if wanted and all(entry.startswith("GPU-") for entry in wanted):
+                cards = [card for card in cards if any(card.uuid.startswith(entry) for entry in wanted)]
+        return cards
+
+    def last_readings(self, device: Device, card: Card | None, *, measured: bool) -> list[Reading]:
+        """The operator's constant, where nothing was measured: it is declared, and the plan says so."""
+        text = os.environ.get(CONSTANT)
+        if text is None or measured:
+            return []
+        try:
+            size = parse_fraction(text, where=CONSTANT) * GIB
+        except PolicyError as error:
+            return [Reading(CONSTANT, Scope.DEVICE, skipped=f"{error.what}: {text[:40]!a}")]
+        if size.denominator != 1 or size <= 0:
+            return [Reading(CONSTANT, Scope.DEVICE, skipped=f"{text[:40]!a} GiB is no size")]
+        note = "a constant of the operator's, in GiB; nothing was measured"
+        return [Reading(CONSTANT, Scope.DEVICE, free=size.numerator, basis=Basis.DECLARED, note=note)]
 
 
 plugin: BlockSizer = IluvatarBlockSizer()

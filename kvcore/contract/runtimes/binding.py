@@ -1,7 +1,7 @@
-"""NVIDIA's management library, through NVIDIA's own binding (distribution nvidia-ml-py, module pynvml).
+"""Management libraries through a vendor's Python module of NVML's shape: NVIDIA's pynvml, Iluvatar's ixsmi.
 
-The ``pynvml`` distribution only redirects to it, with a warning at import; its old versions (to 11.5.3) bring a package
-of the same name that hides it. So the module is imported when needed, with warnings set aside, and looked at.
+The module is imported when needed, with warnings set aside, and looked at: the ``pynvml`` distribution only redirects
+to nvidia-ml-py, with a warning at import, and its old versions (to 11.5.3) bring a package that hides it.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from typing import Any
 
 from kvcore.contract.runtimes.management import Card, Figures, ManagementFault
 
-__all__ = ["Nvml"]
+__all__ = ["PythonBinding"]
 
 LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, MISMATCH = 12, 13, 18
 NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 3, 4, 6
 ATS = 2  #: NVML_DEVICE_ADDRESSING_MODE_ATS: the device and the host share page tables
-NEEDED = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetMemoryInfo", "nvmlMemory_v2", "NVMLError")
+NEEDED = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetMemoryInfo", "NVMLError")
 
 
-class Nvml:
-    """Memory version 2 first, which tells reserved memory apart; version 1 where a driver has no second."""
+class PythonBinding:
+    """One module. ``versions`` of the memory query, best first; version 2 tells reserved memory apart."""
 
-    name = "nvml"
-    versions = (2, 1)
-
-    def __init__(self) -> None:
+    def __init__(self, name: str, module: str, versions: tuple[int, ...], vendor: str) -> None:
+        self.name = name
+        self.versions = versions
+        self._module_name = module
+        self._vendor = vendor
         self._module: Any = None
 
     @contextmanager
     def session(self) -> Iterator[None]:
         """nvmlInit and nvmlShutdown count references, so others' sessions are not ended."""
-        self._module = _binding()
+        self._module = self._binding()
         self._call("nvmlInit")
         try:
             yield
@@ -119,8 +120,26 @@ class Nvml:
         if version == 1:
             found = self._call("nvmlDeviceGetMemoryInfo", handle)
             return Figures(int(found.total), int(found.free), int(found.used))
-        found = self._call("nvmlDeviceGetMemoryInfo", handle, version=self._module.nvmlMemory_v2)
+        second = getattr(self._module, "nvmlMemory_v2", None)
+        if second is None:
+            raise ManagementFault(FUNCTION_NOT_FOUND, "nvmlMemory_v2")
+        found = self._call("nvmlDeviceGetMemoryInfo", handle, version=second)
         return Figures(int(found.total), int(found.free), int(found.used), int(found.reserved))
+
+    def _binding(self) -> Any:
+        """The module; raises :class:`ManagementFault` if it is not there or is something else of that name."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                module = importlib.import_module(self._module_name)
+        except Exception as error:  # a redirecting distribution can raise anything under -W error
+            reason = f"import {self._module_name} ({type(error).__name__}: {error})"
+            raise ManagementFault(LIBRARY_NOT_FOUND, reason) from error
+        missing = [name for name in NEEDED if not hasattr(module, name)]
+        if missing:
+            where = getattr(module, "__file__", self._module_name)
+            raise ManagementFault(FUNCTION_NOT_FOUND, f"{where} is not {self._vendor}: it lacks {', '.join(missing)}")
+        return module
 
     def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
         try:
@@ -133,21 +152,6 @@ class Nvml:
             raise ManagementFault(int(error.value), name) from error
         except getattr(self._module, "NVMLLibraryMismatchError", ()) as error:
             raise ManagementFault(MISMATCH, name) from error
-
-
-def _binding() -> Any:
-    """The module; raises :class:`ManagementFault` if it is not there or is another distribution's."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            module = importlib.import_module("pynvml")
-    except Exception as error:  # a redirecting distribution can raise anything under -W error
-        raise ManagementFault(LIBRARY_NOT_FOUND, f"import pynvml ({type(error).__name__}: {error})") from error
-    missing = [name for name in NEEDED if not hasattr(module, name)]
-    if missing:
-        where = getattr(module, "__file__", "pynvml")
-        raise ManagementFault(FUNCTION_NOT_FOUND, f"{where} is not nvidia-ml-py: it lacks {', '.join(missing)}")
-    return module
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,257 @@
+"""Iluvatar's sources, one after the other, and each one's reason where it gave nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvcore.contract.runtimes.management import ManagementFault
+from kvcore_iluvatar.ixsmi import parse_query
+
+from .conftest import GIB, UUIDS, Machine
+
+Make = Callable[..., Machine]
+MIB = 1024**2
+LINE = f"Iluvatar BI-V100, {UUIDS[0]}, 00000000:3B:00.0, 32768, 257, 32511"
+
+
+def command(folder: Path, body: str) -> str:
+    """A folder for PATH with a command ixsmi; the Python of these tests must stay on PATH for nobody."""
+    path = folder / "bin" / "ixsmi"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return f"{path.parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def pci(folder: Path) -> Path:
+    function = folder / "root/sys/bus/pci/devices/0000:3b:00.0"
+    function.mkdir(parents=True)
+    (function / "vendor").write_text("0x1e3e\n")
+    (function / "class").write_text("0x120000\n")
+    return folder / "root"
+
+
+@pytest.mark.parametrize("library", ["ixml", "ixml_plain"])
+def test_the_library_is_asked_with_version_1_first(machine: Make, library: str) -> None:
+    host = machine(library).card(0, total=32 * GIB, free=31 * GIB)
+    (device,) = host.devices("iluvatar")
+    assert (device["key"], device["name"]) == (UUIDS[0], "Simulated")
+    reading = host.readings("iluvatar")[0]
+    assert (reading["source"], reading["total"], reading["free"], reading["own"]) == (
+        "ixml_v1",
+        32 * GIB,
+        31 * GIB,
+        0,
+    )
+    assert host.detection("iluvatar")["state"] == "available"
+    assert (host.folder / "balance").read_text() == "0"
+
+
+def test_version_2_by_the_value_that_the_build_takes(machine: Make) -> None:
+    host = machine("ixml").card(0, reserved=GIB).set({"err.nvmlDeviceGetMemoryInfo": 3})
+    skipped, reading, *_ = host.readings("iluvatar")
+    assert "not supported (3)" in skipped["skipped"]
+    assert (reading["source"], reading["reserved"]) == ("ixml_v2", GIB)
+
+
+@pytest.mark.parametrize("number", [15, 16, 17, 18])
+def test_a_device_that_is_not_fit_stops(machine: Make, number: int) -> None:
+    host = machine("ixml").card(0).set({"err.nvmlDeviceGetMemoryInfo": number})
+    assert host.readings("iluvatar")["code"].startswith("KV-DEV-02")
+
+
+@pytest.mark.parametrize("folder", ["lib64", "lib"])
+def test_the_library_is_found_in_corexs_folders(machine: Make, libraries: Callable[[str], str], folder: str) -> None:
+    host = machine("upnp").card(0)
+    home = host.folder / "corex"
+    (home / folder).mkdir(parents=True)
+    (home / folder / "libixml.so").symlink_to(Path(libraries("ixml")) / "libixml.so")
+    assert host.readings("iluvatar", COREX_HOME=str(home))[0]["total"] == 8 * GIB
+
+
+def test_another_projects_libixml_is_not_claimed(machine: Make) -> None:
+    """Debian's libupnp-dev installs UPnP's XML library under this very name."""
+    found = machine("upnp").card(0).detection("iluvatar")
+    assert found["state"] == "absent"
+    assert "another project's" in found["reason"]
+
+
+def test_nvidias_cards_behind_ixml_are_not_claimed(machine: Make) -> None:
+    found = machine("ixml").card(0, vendor="0x10de").detection("iluvatar")
+    assert found["state"] == "absent"
+
+
+def test_the_two_libraries_live_in_one_process_under_the_same_names(machine: Make) -> None:
+    """nvmlInit of one must never be nvmlInit of the other."""
+    host = machine("nvml", "ixml").card(0)
+    answer = host.ask(
+        """
+        from kvcore_cuda.platform import plugin as cuda
+        from kvcore_iluvatar.platform import plugin as iluvatar
+        first = cuda.kvcore_devices()[0]
+        second = iluvatar.kvcore_devices()[0]
+        answer = [cuda.kvcore_read_memory(first)[0].source, iluvatar.kvcore_read_memory(second)[0].source,
+                  cuda.kvcore_read_memory(first)[0].source]
+        """
+    )
+    assert answer == ["nvml_v2", "ixml_v1", "nvml_v2"]
+
+
+def test_a_binding_of_the_vendors_is_asked_second(machine: Make) -> None:
+    host = machine("upnp")
+    (host.folder / "ixsmi.py").write_text(
+        f"""
+class NVMLError(Exception):
+    value = 3
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+def nvmlDeviceGetCount(): return 1
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetHandleByUUID(uuid): return 0
+def nvmlDeviceGetUUID(handle): return b"{UUIDS[0]}"
+def nvmlDeviceGetName(handle): return b"BI-V150"
+def nvmlDeviceGetPciInfo(handle): raise NVMLError
+def nvmlDeviceGetComputeRunningProcesses(handle): return []
+class Memory:
+    total, free, used = {32 * GIB}, {30 * GIB}, {2 * GIB}
+def nvmlDeviceGetMemoryInfo(handle): return Memory
+"""
+    )
+    readings = host.readings("iluvatar", PYTHONPATH=str(host.folder))
+    assert (readings[0]["source"], readings[0]["free"]) == ("ixsmi_module_v1", 30 * GIB)
+    assert "another project's" in next(r["skipped"] for r in readings if r["source"] == "ixml")
+
+
+def test_the_command_is_asked_third_and_counts_in_mib(machine: Make) -> None:
+    host = machine("upnp")
+    readings = host.readings("iluvatar", PATH=command(host.folder, f"echo '{LINE}'"))
+    assert (readings[0]["source"], readings[0]["total"], readings[0]["free"]) == (
+        "ixsmi_v1",
+        32768 * MIB,
+        32511 * MIB,
+    )
+    assert {"ixml", "ixsmi_module"} <= {r["source"] for r in readings if r["skipped"]}
+
+
+def test_a_library_that_cannot_say_leaves_it_to_the_command(machine: Make) -> None:
+    host = machine("ixml").card(0).set({"err.nvmlDeviceGetMemoryInfo": 3, "err.nvmlDeviceGetMemoryInfo_v2": 3})
+    readings = host.readings("iluvatar", PATH=command(host.folder, f"echo '{LINE}'"))
+    assert [r["source"] for r in readings if r["free"] is not None] == ["ixsmi_v1"]
+    assert {"ixml_v1", "ixml_v2"} <= {r["source"] for r in readings if r["skipped"]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "echo 'Field \"memory.total\" is not a valid field to query.'",
+        "exit 3",
+        "echo boom; exit 1",
+        "true",
+        f"echo '{LINE[:-20]}'",
+        "printf '\\377\\376\\n'",
+    ],
+)
+def test_a_command_that_fails_is_a_skipped_source(machine: Make, body: str) -> None:
+    host = machine("upnp")
+    answer = host.detection("iluvatar", PATH=command(host.folder, body))
+    assert answer["state"] == "absent"
+    assert any(e["name"] == "ixsmi" for e in answer["evidence"])
+
+
+def test_a_command_that_hangs_is_left_and_ended(machine: Make) -> None:
+    host = machine("upnp")
+    answer = host.ask(
+        """
+        from kvcore_iluvatar.ixsmi import IxsmiCommand
+        from kvcore.contract.runtimes.management import ManagementFault
+        try:
+            answer = IxsmiCommand(seconds=0.2).cards()
+        except ManagementFault as fault:
+            answer = str(fault)
+        """,
+        PATH=command(host.folder, "exec sleep 30"),
+    )
+    assert "no answer within 0.2 s" in answer
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        LINE.replace("32768", "32.768"),  # another country's thousand
+        LINE.replace("32768", "-1"),
+        LINE.replace("32768", "N/A"),
+        LINE.replace("32768", "[Unknown Error]"),
+        LINE.replace("32768", "32768 GiB"),
+        LINE.replace("32768", "٣٢٧٦٨"),
+        LINE.replace("32768", ""),
+        LINE.replace("32768", "9" * 30),
+        LINE + ", 5",
+        LINE.replace("GPU-", ""),
+        LINE.replace("00000000:3B:00.0", "bus"),
+        f"{LINE}\n{LINE}",
+        "",
+        "No devices were found",
+    ],
+)
+def test_an_answer_that_is_not_exactly_what_was_asked_is_none(line: str) -> None:
+    with pytest.raises(ManagementFault):
+        parse_query(line)
+
+
+def test_figures_with_their_unit_are_taken() -> None:
+    ((card, figures),) = parse_query(LINE.replace("32768", "32768 MiB"))
+    assert (card.pci, figures.total) == ("0000:3b:00", 32768 * MIB)
+
+
+CONSTANT = """
+from dataclasses import asdict
+from kvcore_iluvatar.platform import IluvatarBlockSizer
+plugin = IluvatarBlockSizer(Path({root!r}))
+device = plugin.kvcore_devices()[0]
+answer = [device.key, [asdict(r) for r in plugin.kvcore_read_memory(device)], plugin.kvcore_detect().state.value]
+"""
+
+
+def test_a_declared_constant_is_the_last_resort_and_marked(machine: Make) -> None:
+    host = machine("upnp")
+    code = CONSTANT.format(root=str(pci(host.folder)))
+    key, readings, state = host.ask(code, FD_ILUVATAR_KVCACHE_MEM="2.5")
+    assert (key, state) == ("0000:3b:00", "available")
+    (reading,) = [r for r in readings if r["skipped"] is None]
+    assert (reading["source"], reading["free"], reading["total"]) == ("FD_ILUVATAR_KVCACHE_MEM", 5 * GIB // 2, None)
+    assert reading["basis"] == "declared"
+    assert {"ixml", "ixsmi_module", "ixsmi", "pci_v1"} <= {r["source"] for r in readings if r["skipped"]}
+
+
+@pytest.mark.parametrize("text", ["three", "-1", "0", "nan", "1e-30", ""])
+def test_a_constant_that_is_no_size_is_skipped(machine: Make, text: str) -> None:
+    host = machine("upnp")
+    _, readings, _ = host.ask(CONSTANT.format(root=str(pci(host.folder))), FD_ILUVATAR_KVCACHE_MEM=text)
+    assert all(r["skipped"] for r in readings)
+
+
+def test_nothing_is_invented_where_nothing_is_known(machine: Make) -> None:
+    host = machine("upnp")
+    _, readings, _ = host.ask(CONSTANT.format(root=str(pci(host.folder))))
+    assert all(r["skipped"] for r in readings)
+
+
+def test_a_constant_does_not_overrule_a_measurement(machine: Make) -> None:
+    readings = machine("ixml").card(0).readings("iluvatar", FD_ILUVATAR_KVCACHE_MEM="1")
+    assert not [r for r in readings if r["source"] == "FD_ILUVATAR_KVCACHE_MEM"]
+
+
+@pytest.mark.parametrize("variable", ["IX_VISIBLE_DEVICES", "ILUVATAR_COREX_VISIBLE_DEVICES"])
+def test_a_containers_variable_names_its_cards(machine: Make, variable: str) -> None:
+    host = machine("ixml").card(0).card(1)
+    assert [d["key"] for d in host.devices("iluvatar", **{variable: UUIDS[1]})] == [UUIDS[1]]
+    # By number it counts the host's cards, which a container does not see.
+    assert len(host.devices("iluvatar", **{variable: "7"})) == 2
+    assert [
+        d["key"] for d in host.devices("iluvatar", **{variable: f"{UUIDS[0]},{UUIDS[1]}"}, CUDA_VISIBLE_DEVICES="1")
+    ] == [UUIDS[1]]
