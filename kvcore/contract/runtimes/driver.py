@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvcore.contract.facts import MemoryStats, TensorView
-from kvcore.contract.runtimes.interface import Block, Runtime, RuntimeDevice, RuntimeUnavailable, view_bytes
+from kvcore.contract.runtimes.interface import Allocation, Runtime, RuntimeDevice, RuntimeUnavailable, view_bytes
 from kvcore.errors import DeviceError, OutOfMemory
 from kvcore.units import format_bytes
 
@@ -87,12 +87,12 @@ class DriverRuntime(Runtime):
         """The peak starts again at what is held."""
         self._peak[index] = self._held.get(index, 0)
 
-    def allocate(self, index: int, name: str, nbytes: int, itemsize: int) -> Block:
+    def allocate(self, index: int, name: str, nbytes: int, itemsize: int) -> Allocation:
         """cuMemAlloc, then zeros."""
-        block = _DriverBlock(self, index, name, nbytes)
+        allocation = _DriverAllocation(self, index, name, nbytes)
         held = self._held.get(index, 0) + nbytes
         self._held[index], self._peak[index] = held, max(held, self._peak.get(index, 0))
-        return block
+        return allocation
 
     def retain(self, index: int) -> None:
         """Keep the device's primary context alive."""
@@ -160,7 +160,7 @@ class DriverRuntime(Runtime):
         )
 
 
-class _DriverBlock(Block):
+class _DriverAllocation(Allocation):
     """One cuMemAlloc."""
 
     def __init__(self, runtime: DriverRuntime, index: int, name: str, nbytes: int) -> None:
@@ -216,15 +216,17 @@ class _DriverBlock(Block):
         if framework != "torch":
             raise self.no_tensor(framework, "the driver")
         torch: Any = importlib.import_module("torch")
+        if not torch.cuda.is_available():
+            raise self.no_tensor(framework, "the driver, which this torch cannot use")
         raw = torch.as_tensor(_CudaArray(self._address + view.offset, nbytes, self), device=f"cuda:{self._index}")
         return self.keep(raw.view(getattr(torch, view.dtype)).reshape(view.shape))
 
 
 class _CudaArray:
-    """Bytes on the device as the CUDA array interface (version 3) describes them; keeps the block alive."""
+    """Bytes on the device as the CUDA array interface (version 3) describes them; keeps the allocation alive."""
 
-    def __init__(self, address: int, nbytes: int, block: Block) -> None:
-        self.block = block
+    def __init__(self, address: int, nbytes: int, allocation: Allocation) -> None:
+        self.allocation = allocation
         self.__cuda_array_interface__ = {
             "shape": (nbytes,),
             "typestr": "|u1",

@@ -1,4 +1,4 @@
-"""The small interface behind which every runtime allocates: devices, memory, blocks."""
+"""The small interface behind which every runtime allocates: its devices, their memory, allocations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from kvcore.contract.facts import MemoryStats, TensorView
 from kvcore.errors import BufferMisuse, CapabilityMissing
 
-__all__ = ["ITEM_SIZES", "Block", "Runtime", "RuntimeDevice", "RuntimeUnavailable", "view_bytes"]
+__all__ = ["ITEM_SIZES", "Allocation", "Runtime", "RuntimeDevice", "RuntimeUnavailable", "view_bytes"]
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class RuntimeDevice:
     integrated: bool | None = None
 
 
-class Block(ABC):
+class Allocation(ABC):
     """Device memory of one buffer, zeroed and committed."""
 
     def __init__(self, name: str, nbytes: int) -> None:
@@ -152,7 +152,7 @@ class Runtime(ABC):
         """Start a new peak."""
 
     @abstractmethod
-    def allocate(self, index: int, name: str, nbytes: int, itemsize: int) -> Block:
+    def allocate(self, index: int, name: str, nbytes: int, itemsize: int) -> Allocation:
         """``nbytes`` zeroed bytes, for elements of ``itemsize``; raises :class:`~kvcore.errors.OutOfMemory`."""
 
     def active(self, index: int) -> bool | None:
@@ -160,10 +160,10 @@ class Runtime(ABC):
         return None
 
 
-def view_bytes(block: Block, view: TensorView) -> int:
-    """Bytes that ``view`` spans; raises :class:`BufferMisuse` if they are not all in the block."""
+def view_bytes(allocation: Allocation, view: TensorView) -> int:
+    """Bytes that ``view`` spans; raises :class:`BufferMisuse` if they are not all in the allocation."""
     count = ITEM_SIZES[view.dtype]
     for extent in view.shape:
         count *= extent
-    block.span(view.offset, count)
+    allocation.span(view.offset, count)
     return count

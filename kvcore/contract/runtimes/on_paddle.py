@@ -16,7 +16,7 @@ import warnings
 from typing import Any
 
 from kvcore.contract.facts import MemoryStats, TensorView
-from kvcore.contract.runtimes.interface import Block, Runtime, RuntimeUnavailable, view_bytes
+from kvcore.contract.runtimes.interface import Allocation, Runtime, RuntimeUnavailable, view_bytes
 from kvcore.errors import CapabilityMissing, DeviceError, OutOfMemory
 from kvcore.units import format_bytes
 
@@ -130,10 +130,10 @@ class PaddleRuntime(Runtime):
             raise CapabilityMissing("Paddle does not reset the peak of host memory", code="KV-CAP-001", where="paddle")
         self._module.device.reset_max_memory_allocated(self._place(index))
 
-    def allocate(self, index: int, name: str, nbytes: int, itemsize: int) -> Block:
+    def allocate(self, index: int, name: str, nbytes: int, itemsize: int) -> Allocation:
         """One tensor of ``nbytes // itemsize`` elements, written with zeros."""
         self.start()
-        return _PaddleBlock(self, self._place(index), name, nbytes, itemsize)
+        return _PaddleAllocation(self, self._place(index), name, nbytes, itemsize)
 
     @property
     def module(self) -> Any:
@@ -154,7 +154,7 @@ def _has_custom_devices() -> bool:
     return "CUSTOM_DEVICE_ROOT" in os.environ or importlib.util.find_spec("paddle_custom_device") is not None
 
 
-class _PaddleBlock(Block):
+class _PaddleAllocation(Allocation):
     """One tensor."""
 
     def __init__(self, runtime: PaddleRuntime, place: str, name: str, nbytes: int, itemsize: int) -> None:

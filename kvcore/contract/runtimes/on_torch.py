@@ -9,7 +9,7 @@ from typing import Any
 
 from kvcore.contract.facts import MemoryStats, TensorView
 from kvcore.contract.runtimes.driver import normal_pci
-from kvcore.contract.runtimes.interface import Block, Runtime, RuntimeDevice, RuntimeUnavailable, view_bytes
+from kvcore.contract.runtimes.interface import Allocation, Runtime, RuntimeDevice, RuntimeUnavailable, view_bytes
 from kvcore.errors import CapabilityMissing, OutOfMemory
 from kvcore.units import format_bytes
 
@@ -95,10 +95,10 @@ class TorchRuntime(Runtime):
             raise CapabilityMissing("torch does not count host memory", code="KV-CAP-001", where="torch")
         self._module.cuda.reset_peak_memory_stats(index)
 
-    def allocate(self, index: int, name: str, nbytes: int, itemsize: int) -> Block:
+    def allocate(self, index: int, name: str, nbytes: int, itemsize: int) -> Allocation:
         """One tensor of ``nbytes`` bytes."""
         self.start()
-        return _TorchBlock(self, "cpu" if self._kind == "cpu" else f"{self._kind}:{index}", name, nbytes)
+        return _TorchAllocation(self, "cpu" if self._kind == "cpu" else f"{self._kind}:{index}", name, nbytes)
 
     @property
     def module(self) -> Any:
@@ -111,7 +111,7 @@ class TorchRuntime(Runtime):
             self._module.cuda.empty_cache()
 
 
-class _TorchBlock(Block):
+class _TorchAllocation(Allocation):
     """One tensor of bytes."""
 
     def __init__(self, runtime: TorchRuntime, place: str, name: str, nbytes: int) -> None:

@@ -32,7 +32,7 @@ from kvcore.contract.runtimes.choose import CONTEXT_VARIABLE, Runtimes
 from kvcore.contract.runtimes.deadline import SECONDS, within
 from kvcore.contract.runtimes.detect import Found, concluded
 from kvcore.contract.runtimes.identity import Located, located_by_environment, located_by_runtime
-from kvcore.contract.runtimes.interface import Block, Runtime, RuntimeUnavailable
+from kvcore.contract.runtimes.interface import Allocation, Runtime, RuntimeUnavailable
 from kvcore.contract.runtimes.management import (
     ASK_ANOTHER,
     Card,
@@ -302,33 +302,33 @@ class AcceleratorPlatform(PlatformBase):
         itemsize = request.nbytes // request.elements if request.elements else 1
         if itemsize not in (1, 2, 4, 8) or itemsize * request.elements != request.nbytes:
             itemsize = 1
-        block = runtime.allocate(device.index, request.name, nbytes, itemsize)
-        return Buffer(request.name, device, nbytes, nbytes, block)
+        allocation = runtime.allocate(device.index, request.name, nbytes, itemsize)
+        return Buffer(request.name, device, nbytes, nbytes, allocation)
 
     @hookimpl
     def kvcore_release(self, buffer: Buffer) -> int:
         """Give it back."""
-        return _block(buffer).release()
+        return _allocation(buffer).release()
 
     @hookimpl
     def kvcore_write(self, buffer: Buffer, offset: int, data: bytes) -> None:
         """Host to device."""
-        _block(buffer).write(offset, data)
+        _allocation(buffer).write(offset, data)
 
     @hookimpl
     def kvcore_read(self, buffer: Buffer, offset: int, nbytes: int) -> bytes:
         """Device to host."""
-        return _block(buffer).read(offset, nbytes)
+        return _allocation(buffer).read(offset, nbytes)
 
     @hookimpl
     def kvcore_fill(self, buffer: Buffer, offset: int, nbytes: int, value: int) -> None:
         """On the device."""
-        _block(buffer).fill(offset, nbytes, value)
+        _allocation(buffer).fill(offset, nbytes, value)
 
     @hookimpl
     def kvcore_tensor(self, buffer: Buffer, view: TensorView, framework: str) -> object:
         """Of the runtime that allocated, or of one that can share its memory."""
-        return _block(buffer).tensor(view, framework)
+        return _allocation(buffer).tensor(view, framework)
 
     def _naming(self) -> list[Runtime]:
         """Runtimes that can name their devices without a context, the driver first."""
@@ -484,6 +484,6 @@ def _driver_is_loaded() -> bool:
         return True
 
 
-def _block(buffer: Buffer) -> Block:
-    assert isinstance(buffer.handle, Block)
+def _allocation(buffer: Buffer) -> Allocation:
+    assert isinstance(buffer.handle, Allocation)
     return buffer.handle
