@@ -41,7 +41,7 @@ def test_equal_facts_give_equal_plans(machine: Make, keys: dict[str, object], op
     assert plans["cuda"]["num_blocks"] == plans["iluvatar"]["num_blocks"] > 0
     for name in ("available_bytes", "cache_bytes", "tokens", "usable_blocks", "unused_bytes"):
         assert plans["cuda"][name] == plans["iluvatar"][name], name
-    terms = [[(term["name"], term["bytes"]) for term in plans[name]["terms"]] for name in PLATFORMS]
+    terms = [[(term["name"], term["signed_bytes"]) for term in plans[name]["terms"]] for name in PLATFORMS]
     assert terms[0] == terms[1]
 
 
