@@ -3,7 +3,8 @@
 The engine hands two callables that write and gather one token of one block. They are driven at the first and the last
 block, on both sides of every boundary where a 32-bit index would wrap, and at blocks in between. All writes come before
 all reads, and no two blocks get the same bytes. Where the platform gives raw access, each block's memory is looked at
-as well: a signed index that wraps writes and reads the same wrong place, so what it gathers looks right.
+as well: a signed index that wraps writes and reads the same wrong place, so what it gathers looks right. Without raw
+access only blocks that take each other's place show, which the boundaries of the layout's own strides make sure of.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from kvcore.sizing.limits import stride_of
 
 __all__ = ["Gather", "Watch", "Write", "explain_block", "verify_kernels"]
 
-#: ``write(tensor, block, token, data)``: store one token, its heads one after the other, in block ``block``.
+#: ``write(tensor, block, token, data)``: store one token, its heads one after the other, in block ``block``. A slot of
+#: a pool, whose blocks belong to layers of several kinds, is driven as blocks of one token that is the whole page.
 Write = Callable[[str, int, int, bytes], None]
 #: ``gather(tensor, block, token, nbytes)``: the same token back.
 Gather = Callable[[str, int, int, int], bytes]
@@ -76,7 +78,10 @@ def verify_kernels(
         with _driving("clearing", probe, told):
             write(probe.tensor, probe.block, probe.token, bytes(len(probe.data)))
     if faults:
-        raise _unsafe(cache, _first(faults))
+        first = _first(faults)
+        if not explain_block(cache, cache.tensors[first.tensor], first.block):
+            first = _narrowed(first, probes, lambda probe: _is_astray(probe, write, gather, raw, told))
+        raise _unsafe(cache, first)
     blocks = sorted({probe.block for probe in probes})
     return Verification(len(cache.tensors), tuple(blocks), sum(len(probe.data) for probe in probes))
 
@@ -154,16 +159,20 @@ class _Raw:
 
     def __init__(self, cache: Cache, probes: list[_Probe]) -> None:
         self._cache = cache
-        self._before: dict[tuple[str, int], bytes] = {}
-        if cache.platform.supports(Capability.RAW_ACCESS):
-            self._before = {(p.tensor, p.block): self._now(p.tensor, p.block) for p in probes}
+        self._offered = cache.platform.supports(Capability.RAW_ACCESS)
+        self._before = {(p.tensor, p.block): self.now(p.tensor, p.block) for p in probes}
 
     def untouched(self) -> list[_Fault]:
         """Blocks whose memory did not change: what was written to them went elsewhere."""
         found = "its memory is as before the write: the write went elsewhere"
-        return [_Fault(t, b, found) for (t, b), before in self._before.items() if self._now(t, b) == before]
+        if not self._offered:
+            return []
+        return [_Fault(t, b, found) for (t, b), before in self._before.items() if self.now(t, b) == before]
 
-    def _now(self, tensor: str, block: int) -> bytes:
+    def now(self, tensor: str, block: int) -> bytes | None:
+        """What the block holds, as a digest; None where the platform gives no raw access."""
+        if not self._offered:
+            return None
         return hashlib.blake2b(self._cache.read_block(tensor, block)).digest()
 
 
@@ -187,19 +196,25 @@ def _misread(probes: list[_Probe], gather: Gather, told: Watch) -> list[_Fault]:
 def _first(faults: list[_Fault]) -> _Fault:
     """The fault of the lowest block that went astray.
 
-    Of two blocks that share memory the higher is the one that left its place; and a block that holds the bytes of one
-    that is known to have gone astray is only its victim.
+    Of blocks that share memory the lowest is at home, and the others left their places; but a block that holds the
+    bytes of one that is known to have gone astray may only be its victim.
     """
     astray = {(fault.tensor, fault.block): fault for fault in faults if fault.owner is None}
+    known = set(astray)
+    sharing: dict[tuple[str, int], set[int]] = {}
     for fault in faults:
         owner = fault.owner
-        if owner is None or (fault.tensor, fault.block) in astray or (owner.tensor, owner.block) in astray:
+        if owner is None or (fault.tensor, fault.block) in known or (owner.tensor, owner.block) in known:
             continue
-        if owner.tensor == fault.tensor and owner.block > fault.block:
-            text = f"its bytes are in {fault.tensor}, block {fault.block}: the two share memory"
-            astray.setdefault((owner.tensor, owner.block), _Fault(owner.tensor, owner.block, text, fault.owner))
+        if owner.tensor == fault.tensor:
+            sharing.setdefault((owner.tensor, owner.block), {owner.block}).add(fault.block)
         else:
             astray[fault.tensor, fault.block] = fault
+    for (tensor, _), blocks in sharing.items():
+        home, *others = sorted(blocks)
+        for block in others:
+            text = f"what was written to it is in {tensor}, block {home}: the two share memory"
+            astray.setdefault((tensor, block), _Fault(tensor, block, text))
     first = min(astray.values(), key=lambda fault: fault.block)
     # Where its bytes were found says more than that they are not at home.
     for fault in faults:
@@ -207,6 +222,30 @@ def _first(faults: list[_Fault]) -> _Fault:
             text = f"what was written to it is in {fault.tensor}, block {fault.block}: the two share memory"
             return _Fault(first.tensor, first.block, text)
     return first
+
+
+def _narrowed(fault: _Fault, probes: list[_Probe], is_astray: Callable[[_Probe], bool]) -> _Fault:
+    """The first block astray after the last that was found at home: the stride is not the layout's."""
+    size = next(len(probe.data) for probe in probes if probe.tensor == fault.tensor)
+    low = max((p.block for p in probes if p.tensor == fault.tensor and p.block < fault.block), default=-1)
+    high = fault.block
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_astray(_Probe(fault.tensor, middle, 0, _pattern(fault.tensor, middle, 0, size))):
+            high = middle
+        else:
+            low = middle
+    return _Fault(fault.tensor, high, fault.found, fault.owner)
+
+
+def _is_astray(probe: _Probe, write: Write, gather: Gather, raw: _Raw, told: Watch) -> bool:
+    with _driving("narrowing", probe, told):
+        before = raw.now(probe.tensor, probe.block)
+        write(probe.tensor, probe.block, probe.token, probe.data)
+        found = bytes(gather(probe.tensor, probe.block, probe.token, len(probe.data)))
+        stayed = before is not None and raw.now(probe.tensor, probe.block) == before
+        write(probe.tensor, probe.block, probe.token, bytes(len(probe.data)))
+    return stayed or found != probe.data
 
 
 def _unsafe(cache: Cache, fault: _Fault) -> KernelUnsafe:
@@ -224,5 +263,17 @@ def _unsafe(cache: Cache, fault: _Fault) -> KernelUnsafe:
 
 
 def _hint(block: int, explanations: tuple[str, ...]) -> str:
-    why = " or ".join(explanations) or "no 32-bit index over this layout wraps exactly here"
+    why = " or ".join(explanations) or f"no 32-bit index over this layout wraps exactly here{_implied(block)}"
     return f"{why}; up to {block:,} blocks were found safe: declare the index (--index-limit) or cap the plan"
+
+
+def _implied(block: int) -> str:
+    """What one block adds to the kernel's index, if that wraps here: a range, since the block is a quotient."""
+    if block == 0:
+        return ""
+    texts = []
+    for bits, sign in ((31, "a signed"), (32, "an unsigned")):
+        least, most = (1 << bits) // (block + 1) + 1, (1 << bits) // block
+        if least <= most:
+            texts.append(f"; {sign} one does if a block adds {least:,} to {most:,} to it")
+    return "".join(texts)

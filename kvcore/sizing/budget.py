@@ -88,7 +88,7 @@ def make_budget(
     pinned_anyway = asked is not None and policy.on_shortage is OnShortage.WARN
     if excess and not pinned_anyway:
         wanted.append(
-            Term("not_free", -excess, "part of the share that is not free: others hold it", free.source, "measured")
+            Term("not_free", -excess, "part of the share that is not free: others hold it", free.source, free.basis)
         )
     if own.basis == "unknown":
         warnings.append(("KV-W-002", own.reason))
@@ -155,14 +155,14 @@ def _accept(readings: collections.abc.Sequence[Reading]) -> tuple[list[Reading],
     return accepted, warnings
 
 
-def _least(readings: collections.abc.Sequence[Reading], name: str) -> tuple[int | None, str]:
-    """The smallest known value of a figure and the source that gave it."""
-    known = [(value, r.source) for r in readings if (value := getattr(r, name)) is not None]
-    return min(known) if known else (None, "")
+def _least(readings: collections.abc.Sequence[Reading], name: str) -> tuple[int | None, str, str]:
+    """The smallest known value of a figure, the source that gave it and how that came by it."""
+    known = [(value, r.source, r.basis.value) for r in readings if (value := getattr(r, name)) is not None]
+    return min(known) if known else (None, "", "unknown")
 
 
 def _free(readings: collections.abc.Sequence[Reading], facts: DeviceFacts) -> Term:
-    free, source = _least(readings, "free")
+    free, source, basis = _least(readings, "free")
     if free is None:
         raise PlanError(
             "no source says how much memory is free",
@@ -172,7 +172,7 @@ def _free(readings: collections.abc.Sequence[Reading], facts: DeviceFacts) -> Te
             expected="at least one valid reading with 'free'",
             hint="give the cache an absolute size (kv_cache_memory), or see `kvcore doctor`",
         )
-    return Term("free", free, "free now", source, "measured")
+    return Term("free", free, "free now", source, basis)
 
 
 def _own(readings: collections.abc.Sequence[Reading], baseline: Baseline | None, free: int) -> Term:
@@ -224,13 +224,13 @@ def _share_terms(
 ) -> list[Term]:
     share, of = policy.utilization, policy.utilization_of
     if of is ShareOf.FREE_AFTER_LOAD:
-        return [_share_term(share, free.nbytes, "free now", free.source), *after]
+        return [_share_term(share, free.nbytes, "free now", free.source, free.basis), *after]
     if of is ShareOf.FREE_BEFORE_LOAD:
         before = free.nbytes if baseline is None else baseline.free
         grown = 0 if baseline is None else max(0, before - free.nbytes)
         growth = Term("own", -grown, "taken since the baseline", "baseline", "measured")
-        return [_share_term(share, before, "free before loading", free.source), growth, *after]
-    capacity, source = _least(readings, "total")
+        return [_share_term(share, before, "free before loading", free.source, free.basis), growth, *after]
+    capacity, source, basis = _least(readings, "total")
     if capacity is None:
         raise PlanError(
             "no source says how much memory the device has",
@@ -241,16 +241,16 @@ def _share_terms(
             hint="give the cache an absolute size (kv_cache_memory), or a share of_free_after_load",
         )
     if of is ShareOf.TOTAL:
-        return [_share_term(share, capacity, "total", source), own, *after]
-    terms = [Term("total", capacity, "the device's memory", source, "measured"), own, *after]
+        return [_share_term(share, capacity, "total", source, basis), own, *after]
+    terms = [Term("total", capacity, "the device's memory", source, basis), own, *after]
     remainder = max(0, sum(term.nbytes for term in terms))
     kept = remainder - _part(share, remainder)
     terms.append(Term("kept_back", -kept, f"{_percent(1 - share)} of the remainder", "policy", "declared"))
     return terms
 
 
-def _share_term(share: Fraction, whole: int, of: str, source: str) -> Term:
-    return Term("share", _part(share, whole), f"{_percent(share)} of {of} {format_bytes(whole)}", source, "measured")
+def _share_term(share: Fraction, whole: int, of: str, source: str, basis: str) -> Term:
+    return Term("share", _part(share, whole), f"{_percent(share)} of {of} {format_bytes(whole)}", source, basis)
 
 
 def _part(share: Fraction, whole: int) -> int:

@@ -13,7 +13,7 @@ from kvcore.contract.facts import DeviceFacts, Limit, LimitKind, Stride
 from kvcore.contract.layout import CacheLayout
 from kvcore.sizing.plan import Alternative, Inputs, Outcome, solve
 
-__all__ = ["Lift", "find_lifts"]
+__all__ = ["Lift", "find_lifts", "with_index_limits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def find_lifts(
     alternatives: collections.abc.Callable[[], collections.abc.Iterable[Alternative]] | None,
 ) -> collections.abc.Iterator[Lift]:
     """The ways out of the index limit that decided ``outcome``."""
-    yield _lift("index", "64 bits", _with_limits(inputs, lambda _: None), "with a kernel that indexes in 64 bits")
+    yield _lift("index", "64 bits", with_index_limits(inputs, lambda _: None), "with a kernel that indexes in 64 bits")
     yield from _unpacked(inputs, outcome)
     yield from _smaller_block(inputs, outcome)
     yield from _more_ranks(inputs, outcome, alternatives)
@@ -47,7 +47,7 @@ def _unpacked(inputs: Inputs, outcome: Outcome) -> collections.abc.Iterator[Lift
     packed = [limit for limit in _index_limits(inputs) if limit.stride in (Stride.LAYER_KV, Stride.ALL_LAYERS)]
     if not packed:
         return
-    apart = _with_limits(inputs, lambda limit: replace(limit, stride=Stride.LAYER, stride_size=None))
+    apart = with_index_limits(inputs, lambda limit: replace(limit, stride=Stride.LAYER, stride_size=None))
     if _holds_more(solve(apart), outcome):
         yield _lift("layout", Stride.LAYER.value, apart, "with each layer's K and V in tensors of their own")
 
@@ -111,7 +111,7 @@ def _index_limits(inputs: Inputs) -> list[Limit]:
     return [limit for limit in (*stated, *inputs.limits, *inputs.policy.limits) if limit.kind is LimitKind.INDEX]
 
 
-def _with_limits(inputs: Inputs, change: collections.abc.Callable[[Limit], Limit | None]) -> Inputs:
+def with_index_limits(inputs: Inputs, change: collections.abc.Callable[[Limit], Limit | None]) -> Inputs:
     """``inputs`` with every index limit changed, wherever it was stated; None takes it away."""
 
     def changed(limits: collections.abc.Iterable[Limit]) -> tuple[Limit, ...]:

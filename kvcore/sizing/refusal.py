@@ -10,6 +10,7 @@ import collections.abc
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from kvcore.contract.facts import LimitKind
 from kvcore.errors import DoesNotFit
 from kvcore.sizing.budget import Term
 from kvcore.sizing.limits import Bound
@@ -169,6 +170,8 @@ def _remedies(
         yield _count_remedy(inputs, "max_blocks", policy.max_blocks)
     if policy.num_blocks_override is not None:
         yield _count_remedy(inputs, "num_blocks_override", policy.num_blocks_override)
+    if outcome.ranks[outcome.tightest].binding.kind is LimitKind.INDEX:
+        yield _index_remedy(inputs)
     for alternative in alternatives() if alternatives is not None else ():
         changed = replace(inputs, layouts=alternative.layouts, facts=(inputs.facts[0],) * len(alternative.layouts))
         if _asked_per_rank(policy) is None and _fits(changed):
@@ -254,6 +257,14 @@ def _margin_remedy(inputs: Inputs) -> Remedy:
     if given_up is None:
         return Remedy("margin", None, "no smaller margin helps")
     return Remedy("margin", str(margin - given_up), f"lower the margin to {margin - given_up:,} bytes or less")
+
+
+def _index_remedy(inputs: Inputs) -> Remedy:
+    from kvcore.sizing.lifts import with_index_limits
+
+    if _fits(with_index_limits(inputs, lambda _: None)):
+        return Remedy("index", "64 bits", "use a kernel that indexes in 64 bits")
+    return Remedy("index", None, "no wider index helps")
 
 
 def _count_remedy(inputs: Inputs, knob: str, count: int) -> Remedy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -230,6 +231,39 @@ def test_lost_writes_and_lies_are_found() -> None:
                 lambda tensor, block, token, data: held.__setitem__((tensor, block, token), data),
                 lambda tensor, block, token, nbytes: held[tensor, block, token],
             )
+
+
+@pytest.mark.parametrize("beyond", [1, 1_000, 12_345, 32_768, 65_539])
+def test_a_stride_that_is_not_the_layouts_is_narrowed_down(pool: Callable[..., Pair], beyond: int) -> None:
+    """Blocks from any number on wrap to the first ones: the number is found to the block."""
+    pair = pool(8, "i64_elements", blocks=65_540)
+
+    def write(tensor: str, block: int, token: int, data: bytes) -> None:
+        pair.write(tensor, block % beyond, token, data)
+
+    def gather(tensor: str, block: int, token: int, nbytes: int) -> bytes:
+        return pair.gather(tensor, block % beyond, token, nbytes)
+
+    with pytest.raises(KernelUnsafe) as caught:
+        verify_kernels(pair.cache, write, gather)
+    assert caught.value.block == beyond
+    implied = re.findall(r"(signed|unsigned) one does if a block adds ([\d,]+) to ([\d,]+)", str(caught.value))
+    assert implied or caught.value.explanations or caught.value.block in (1, 65_539)
+    for sign, *ends in implied:
+        for stride in (int(end.replace(",", "")) for end in ends):
+            assert 2 ** (31 if sign == "signed" else 32) // stride == caught.value.block
+
+
+@pytest.mark.parametrize("kind", ["u32_elements", "u32_bytes"])
+def test_kernels_alone_show_blocks_that_take_each_others_place(
+    pool: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A platform without raw access: an unsigned wrap is seen by the kernels' own answers."""
+    pair = pool(8, kind)
+    monkeypatch.setattr(type(pair.cache.platform), "supports", lambda *_: False)
+    with pytest.raises(KernelUnsafe) as caught:
+        verify_kernels(pair.cache, pair.write, pair.gather)
+    assert caught.value.block == SIGNED_ELEMENTS[8] * REACH[kind][0] // REACH[kind][1]
 
 
 def test_half_a_pair_is_refused(pool: Callable[..., Pair]) -> None:

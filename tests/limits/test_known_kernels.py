@@ -31,10 +31,11 @@ from kvcore.contract import (
     Stride,
 )
 from kvcore.conventions import CONVENTIONS
-from kvcore.errors import PolicyError
+from kvcore.errors import DoesNotFit, PolicyError
 from kvcore.sizing.kernels import Kernel, default_limits, kernel, kernels
 from kvcore.sizing.limits import bound_of
 from kvcore.sizing.plan import Plan
+from kvcore.sizing.refusal import Refusal
 
 ROOT = Path(__file__).parents[2]
 QWEN8 = str(ROOT / "examples" / "models" / "qwen3-8b.json")
@@ -212,3 +213,17 @@ def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert [entry["name"] for entry in listed] == [known.name for known in kernels()]
     assert run(["kernels", "--engine", "lmdeploy"]) == 0
     assert "InternLM/lmdeploy#4494" in capsys.readouterr().out
+
+
+def test_a_refusal_by_an_index_says_what_a_wider_one_would_do() -> None:
+    held = api.layouts(QWEN8, block_size=16)
+    with pytest.raises(DoesNotFit) as caught:
+        api.plan(held, facts=card(), kernel="vllm-xpu-packed")
+    refusal = caught.value.refusal
+    assert isinstance(refusal, Refusal)
+    assert ("index", "64 bits") in {(remedy.knob, remedy.value) for remedy in refusal.remedies}
+    assert api.plan(held, facts=card(), kernel="none").binding.kind is LimitKind.MEMORY
+    with pytest.raises(DoesNotFit) as caught:
+        api.plan(held, facts=card(), kernel="vllm-xpu-packed", max_model_len=10**9)
+    assert isinstance(caught.value.refusal, Refusal)
+    assert ("index", None) in {(remedy.knob, remedy.value) for remedy in caught.value.refusal.remedies}

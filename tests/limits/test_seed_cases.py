@@ -110,3 +110,8 @@ def test_the_cap_was_unsafe_where_it_mattered_and_wasteful_elsewhere(capsys: pyt
         run([*line, "--kernel", "fastdeploy-triton-rope-write", "--kv-cache-memory", "800GiB", "--json"])
         bounds = json.loads(capsys.readouterr().out)["data"]["bounds"]
         assert [b["max_blocks"] for b in bounds if b["kind"] == "index"] == [expected]
+
+
+def test_a_share_of_a_declared_total_is_not_called_measured(planned: Callable[..., Any]) -> None:
+    (share,) = [term for term in planned("qwen3-30b-a3b-tp4-141g")["terms"] if term["name"] == "share"]
+    assert share["basis"] == "declared"
