@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from kvcore.contract.capabilities import Capability, Support
+from kvcore.contract.runtimes.choose import Runtimes
+from kvcore.contract.validate import platform_faults
+from kvcore_cuda.platform import CudaBlockSizer
 from kvcore_cuda.platform import plugin as cuda
+from kvcore_iluvatar.platform import IluvatarBlockSizer
 from kvcore_iluvatar.platform import plugin as iluvatar
 
 from .conftest import GIB, PCIS, ROOT, UUIDS, Machine
@@ -133,3 +138,17 @@ def test_a_vendor_states_no_limit_on_blocks_and_sees_no_layout(plugin: object) -
 
 def test_the_simulated_identities_are_distinct() -> None:
     assert len(set(UUIDS)) == len(UUIDS) == len(set(PCIS)) == len(PCIS)
+
+
+@pytest.mark.parametrize("make", [CudaBlockSizer, IluvatarBlockSizer])
+def test_without_a_runtime_a_vendor_reads_and_declares_that_it_cannot_allocate(
+    make: Callable[[], CudaBlockSizer | IluvatarBlockSizer],
+) -> None:
+    plugin = make()
+    plugin.runtimes = Runtimes("kvcore-vendor", ())
+    info = plugin.kvcore_platform()
+    assert platform_faults(info) == []
+    assert info.capabilities[Capability.READ_MEMORY].support is Support.FULL
+    for capability in (Capability.ALLOCATE, Capability.RAW_ACCESS, Capability.COMMIT, Capability.MEMORY_STATS):
+        assert info.capabilities[capability].support is Support.UNSUPPORTED
+        assert "pip install" in str(info.capabilities[capability].reason)

@@ -81,6 +81,15 @@ def test_another_projects_libixml_is_not_claimed(machine: Make) -> None:
     assert "another project's" in found["reason"]
 
 
+def test_nvidias_driver_is_no_trace_of_iluvatar(machine: Make) -> None:
+    """On a machine with NVIDIA's devices nothing of CoreX is looked for, and the driver is not started."""
+    host = machine("nvml", "cuda").card(0)
+    found = host.detection("iluvatar")
+    assert found["state"] == "absent"
+    assert [e["name"] for e in found["evidence"]] == ["runtime"]
+    assert "dlopen" not in found["reason"]
+
+
 def test_nvidias_cards_behind_ixml_are_not_claimed(machine: Make) -> None:
     found = machine("ixml").card(0, vendor="0x10de").detection("iluvatar")
     assert found["state"] == "absent"

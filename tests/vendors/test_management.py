@@ -73,6 +73,34 @@ def test_every_error_of_the_memory_query_is_typed_or_skipped_and_never_a_number(
     assert "restart the machine" in answers["15"]["hint"]
 
 
+@pytest.mark.parametrize("call", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetUUID"])
+def test_every_error_while_listing_is_typed_or_means_that_nvml_cannot_say(machine: Make, call: str) -> None:
+    host = machine("nvml").card(0)
+    answers = host.ask(
+        f"""
+        from kvcore_cuda.platform import plugin
+        scenario = Path(os.environ["FAKE_SCENARIO"])
+        before = scenario.read_text()
+        answer = {{}}
+        for number in {sorted(ERRORS)} + [777]:
+            scenario.write_text(before + f"err.{call}={{number}}\\n")
+            try:
+                library, cards, skipped = plugin.survey()
+                answer[number] = [len(cards), *(r.skipped for r in skipped)]
+            except KvcoreError as error:
+                answer[number] = error.to_dict()
+        """
+    )
+    for number in [*ERRORS, 777]:
+        answer = answers[str(number)]
+        if number in ASK_ANOTHER:
+            assert answer[0] == 0
+            # A card that this process may not ask about is another container's.
+            assert number == 4 or f"({number})" in answer[1], number
+        else:
+            assert answer["code"].startswith("KV-DEV-02"), number
+
+
 def test_a_lost_permission_is_not_hidden_by_version_1(machine: Make) -> None:
     """vllm#55381: a swallowed permission error selected wrong defaults."""
     host = machine("nvml").card(0).set({"err.nvmlDeviceGetMemoryInfo_v2": 4})

@@ -278,7 +278,7 @@ class AcceleratorPlatform(PlatformBase):
 
     def _context_reserve(self, device: Device) -> list[Reserve]:
         """Nothing if a context is here, since readings then contain it, or if it is unknown whether one is."""
-        if not self.runtimes.installed() or self._own_without_a_list(device.index) != 0:
+        if self._own_without_a_list(device.index) != 0:
             return []
         reason = "the context that a process creates on a device takes some hundred MiB (llama.cpp#23604, kaito#1374)"
         source = self.surroundings.name

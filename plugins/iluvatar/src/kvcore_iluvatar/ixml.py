@@ -170,14 +170,16 @@ class Ixml:
 
 def _open() -> Any:
     """The first libixml.so that is a management library: the loader's own, then CoreX's folders."""
-    tried = []
+    others = []
     for path in (LIBRARY, *(os.path.join(folder, LIBRARY) for folder in corex_folders())):
         try:
             library = ctypes.CDLL(path)
         except OSError as error:
-            tried.append(str(error))
+            # The loader's own path is always tried; of CoreX's folders only a file that is there is worth a word.
+            others += [str(error)] if os.path.exists(path) else []
             continue
         if hasattr(library, "nvmlInit_v2") or hasattr(library, "nvmlInit"):
             return library
-        tried.append(f"{path} is another project's: it has no nvmlInit")
-    raise ManagementFault(NOT_FOUND, "dlopen", "; ".join(tried))
+        others.append(f"{path} is another project's: it has no nvmlInit")
+    where = f"no {LIBRARY} of CoreX on the loader's path or in {' or '.join(corex_folders())}"
+    raise ManagementFault(NOT_FOUND, "dlopen", "; ".join((where, *others)))

@@ -67,8 +67,8 @@ class IluvatarBlockSizer(AcceleratorPlatform):
         return corex_folders()
 
     def traces(self, found: Found) -> bool:
-        """The command may be all there is."""
-        return super().traces(found) or shutil.which("ixsmi") is not None
+        """A libcuda.so.1 alone is NVIDIA's as well; the command may be all there is of CoreX."""
+        return bool(found.pci or found.library) or shutil.which("ixsmi") is not None
 
     def visible_cards(self, cards: list[Card]) -> list[Card]:
         """Those that a container's variable names by UUID.
