@@ -1,5 +1,6 @@
 // A simulated Paddle custom device, iluvatar_gpu: host memory with a capacity, counted like the simulated runtime's.
 // As in Iluvatar's own plug-in, the callback for device memory statistics is null and the least chunk is 256 bytes.
+#include <string>
 #include "paddle/phi/backends/device_ext.h"
 extern "C" {
 #include "scenario.h"
@@ -39,6 +40,12 @@ static C_Status list(size_t *ids) { for (size_t i = 0; i < number("count", 1); i
 static C_Status least(const C_Device, size_t *n) { *n = 256; return C_SUCCESS; }
 static C_Status capability(const C_Device, size_t *n) { *n = 71; return C_SUCCESS; }
 static C_Status version(const C_Device, size_t *n) { *n = 1; return C_SUCCESS; }
+// Laid out as phi::DeviceProp, which Paddle hands over without a type.
+struct Properties { std::string name; int major, minor; size_t total; int processors; bool several, integrated; };
+static C_Status properties(const C_Device d, void *out) {
+  static_cast<Properties *>(out)->total = figure(d->id, -1, "paddle_total", 0);
+  return C_SUCCESS;
+}
 extern "C" __attribute__((visibility("default"))) void InitPlugin(CustomRuntimeParams *p) {
   PADDLE_CUSTOM_RUNTIME_CHECK_VERSION(p);
   p->device_type = const_cast<char *>("iluvatar_gpu");
@@ -57,5 +64,5 @@ extern "C" __attribute__((visibility("default"))) void InitPlugin(CustomRuntimeP
   i->device_memory_set = fill; i->memory_copy_h2d = copy; i->memory_copy_d2h = copy; i->memory_copy_d2d = copy; i->memory_copy_p2p = peer;
   i->async_memory_copy_h2d = copy_later; i->async_memory_copy_d2h = copy_later; i->async_memory_copy_d2d = copy_later; i->async_memory_copy_p2p = peer_later;
   i->get_device_count = count; i->get_device_list = list; i->device_min_chunk_size = least;
-  i->get_compute_capability = capability; i->get_runtime_version = version; i->get_driver_version = version;
+  i->get_compute_capability = capability; i->get_device_properties = properties; i->get_runtime_version = version; i->get_driver_version = version;
 }

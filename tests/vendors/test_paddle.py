@@ -167,6 +167,18 @@ def test_a_custom_device_allocates_through_the_real_paddle(host: Machine) -> Non
     assert (freed, given_back) == (64 * MIB, True)
 
 
+def test_a_size_that_paddle_knows_is_a_total_and_says_nothing_of_what_is_free(host: Machine) -> None:
+    host.set({"1.paddle_total": GIB})
+    answer = on(
+        host,
+        """
+        b = allocate(2 * MIB)
+        answer = [(r.total, r.free) for r in plugin.kvcore_read_memory(device) if r.source == "paddle"]
+        """,
+    )
+    assert answer == [[GIB, None]]
+
+
 def test_a_full_custom_device_is_out_of_memory(host: Machine) -> None:
     answer = on(host, "allocate(2 << 30)")
     assert answer["code"] == "KV-OOM-001"  # type: ignore[index]
