@@ -10,7 +10,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kvcore.api import agree as agree
     from kvcore.api import allocate as allocate
+    from kvcore.api import allocate_on_all_ranks as allocate_on_all_ranks
     from kvcore.api import audit as audit
     from kvcore.api import device_facts as device_facts
     from kvcore.api import layout as layout
@@ -38,7 +40,9 @@ _HOMES = {
     "Plan": "kvcore.sizing.plan",
     "Policy": "kvcore.sizing.policy",
     "Verification": "kvcore.cache.verify",
+    "agree": "kvcore.api",
     "allocate": "kvcore.api",
+    "allocate_on_all_ranks": "kvcore.api",
     "audit": "kvcore.api",
     "device_facts": "kvcore.api",
     "layout": "kvcore.api",
@@ -59,7 +63,9 @@ __all__ = [
     "Policy",
     "Verification",
     "__version__",
+    "agree",
     "allocate",
+    "allocate_on_all_ranks",
     "audit",
     "device_facts",
     "layout",

@@ -25,11 +25,13 @@ from kvcore.cache.verify import Verification, verify_cache
 from kvcore.contract.facts import Device, DeviceFacts, Limit, LimitKind, Phase, Reserve
 from kvcore.contract.layout import CacheLayout
 from kvcore.conventions import GENERIC, Convention, convention
-from kvcore.errors import CapabilityMissing, PlanError, PolicyError
+from kvcore.errors import CapabilityMissing, KvcoreError, PlanError, PolicyError
 from kvcore.geometry import ModelConfig, read_config
 from kvcore.geometry import layouts as _layouts
 from kvcore.handle import PlatformHandle
 from kvcore.profiling import Profile, profile_run
+from kvcore.ranks.agree import agree_on, allocate_together
+from kvcore.ranks.settle import AgreedPlan, Scope
 from kvcore.registry import default_registry
 from kvcore.settings import policy_of, resolve
 from kvcore.sizing.budget import Baseline
@@ -41,7 +43,9 @@ if TYPE_CHECKING:
     from kvcore.cache.kernels import Gather, Write
 
 __all__ = [
+    "agree",
     "allocate",
+    "allocate_on_all_ranks",
     "audit",
     "device_facts",
     "layout",
@@ -223,6 +227,32 @@ def plan(
     made = make_plan(inputs, alternatives=alternatives)
     _notify("kvcore_planned", plan=made)
     return made
+
+
+def agree(
+    outcome: Plan | KvcoreError,
+    group: object = None,
+    *,
+    timeout: float = 60.0,
+    scope: Scope | str = Scope.ALL,
+    replica: int = 0,
+) -> AgreedPlan:
+    """One number of blocks for all ranks of ``group``, or the same error on all of them.
+
+    Every rank calls it, with its plan or with the :class:`KvcoreError` that kept it from one: a rank that has nothing
+    to say would leave the others waiting. ``group`` is one of torch.distributed or paddle.distributed; None takes what
+    this process has initialised, or the process alone. ``scope`` says among which ranks block numbers travel: ``all``,
+    the ``pipeline`` of one ``replica``, or the ``tensor``-parallel ranks of one stage.
+
+    Raises :class:`RanksDisagree` within ``timeout`` seconds: naming ranks that failed and why, what differs between
+    them, or who did not answer.
+    """
+    return agree_on(outcome, group, timeout=timeout, scope=Scope(scope), replica=replica)
+
+
+def allocate_on_all_ranks(plan: Plan, group: object = None, *, timeout: float = 600.0, **options: Any) -> Cache:
+    """:func:`allocate` on every rank of ``group``, or on none: if one fails, all give back and raise the same error."""
+    return allocate_together(lambda: allocate(plan, **options), group, timeout=timeout)
 
 
 def allocate(plan: Plan, device: Device | None = None, *, rank: int = 0, progress: Progress | None = None) -> Cache:

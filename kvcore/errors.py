@@ -9,6 +9,7 @@
     │   └── DocumentError           KV-DOC-*    a kvcore document (device profile, plan)
     ├── PlanError                   KV-PLAN-*   the sum has no answer
     │   └── DoesNotFit              KV-FIT-*    the answer is no: carries a Refusal                    exit 1
+    ├── RanksDisagree               KV-RNK-*    ranks failed, differ, or did not answer                exit 1
     ├── PluginError                 KV-PLG-*    a plugin broke the contract                            exit 3
     │   ├── NoPlatform              KV-PLG-*    none, or more than one, can be used                    exit 3
     │   └── CapabilityMissing       KV-CAP-*    the platform declares that it cannot do this
@@ -39,6 +40,7 @@ __all__ = [
     "PlanError",
     "PluginError",
     "PolicyError",
+    "RanksDisagree",
     "VerificationFailed",
 ]
 
@@ -151,6 +153,15 @@ class DoesNotFit(PlanError):
     ) -> None:
         super().__init__(what, code=code, where=where, got=got, expected=expected, hint=hint)
         self.refusal = refusal
+
+
+class RanksDisagree(KvcoreError):
+    """Ranks that must hold the same plan cannot: one failed, they plan for different things, or some did not answer.
+
+    Every rank that is left raises the same error.
+    """
+
+    default_code = "KV-RNK-001"
 
 
 class PluginError(KvcoreError):

@@ -1,0 +1,72 @@
+"""One rank of a test: joins a group of torch or paddle, does what it is told, prints one JSON object."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+import kvcore
+from kvcore.errors import KvcoreError, PlanError
+
+
+def join(library: str, rank: int, size: int, port: int) -> None:
+    if library == "torch":
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+        return
+    ports = [port + number for number in range(size)]
+    os.environ.update(
+        {
+            "PADDLE_TRAINER_ID": str(rank),
+            "PADDLE_TRAINERS_NUM": str(size),
+            "PADDLE_CURRENT_ENDPOINT": f"127.0.0.1:{ports[rank]}",
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(f"127.0.0.1:{p}" for p in ports),
+            "PADDLE_MASTER": f"127.0.0.1:{port + size}",
+            "PADDLE_DISTRI_BACKEND": "gloo",
+        }
+    )
+    import paddle.distributed as dist
+
+    dist.init_parallel_env()
+
+
+def outcome(act: str, rank: int) -> kvcore.Plan | KvcoreError:
+    if act == "fails":
+        return PlanError("this rank has no memory", code="KV-FIT-001")
+    if act == "late":
+        time.sleep(30)
+    if act == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    model = "examples/models/qwen3-8b.json" if act == "other" else "examples/models/tinyllama-1.1b-chat-v1.0.json"
+    layout = kvcore.layout(model, block_size=16)
+    return kvcore.plan(layout, kv_cache_memory=layout.bytes(300 - rank), max_model_len=1024)
+
+
+def main() -> None:
+    library, act, *numbers = sys.argv[1:]
+    rank, size, port, timeout = map(int, numbers)
+    join(library, rank, size, port)
+    started = time.monotonic()
+    answer: dict[str, object] = {"rank": rank}
+    try:
+        if act == "full":
+            layout = kvcore.layout("examples/models/tinyllama-1.1b-chat-v1.0.json", block_size=16)
+            made = kvcore.plan(layout, kv_cache_memory=layout.bytes(20), on_shortage="warn")
+            device = kvcore.platform("cpu" if rank else "replay").device()
+            kvcore.allocate_on_all_ranks(made, timeout=timeout, device=device)
+        agreed = kvcore.agree(outcome(act, rank), timeout=timeout)
+        answer |= {"num_blocks": agreed.num_blocks, "tightest": agreed.tightest, "counts": agreed.counts}
+    except KvcoreError as error:
+        answer |= {"code": error.code, "where": error.where, "got": error.got}
+    answer["seconds"] = time.monotonic() - started
+    print(json.dumps(answer), flush=True)
+    # A collective that was given up may still hang on a thread: the process does not wait for it.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
