@@ -32,7 +32,7 @@ def device_lock(key: str, *, timeout: float) -> Iterator[None]:
             if time.monotonic() > deadline:
                 raise DeviceError(
                     "another process is sizing on this device",
-                    code="KV-DEV-020",
+                    code="KV-DEV-040",
                     where=key,
                     got=f"held by pid {_holder(descriptor)}",
                     expected=f"the lock within {timeout:g} s",

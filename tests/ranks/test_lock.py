@@ -28,7 +28,7 @@ def test_a_second_process_waits_and_then_says_who_holds_it(tmp_path: object, mon
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(DeviceError) as caught, device_lock("GPU-1", timeout=0.2):
             pass
-        assert caught.value.code == "KV-DEV-020"
+        assert caught.value.code == "KV-DEV-040"
         assert caught.value.got == f"held by pid {holder.pid}"
         with device_lock("GPU-2", timeout=0.2):
             pass
