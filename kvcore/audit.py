@@ -16,6 +16,7 @@ from kvcore.contract.layout import CacheLayout
 from kvcore.handle import PlatformHandle
 from kvcore.profiling import free_and_own
 from kvcore.sizing.budget import Budget
+from kvcore.sizing.limits import largest_fitting
 from kvcore.sizing.plan import Plan
 
 __all__ = ["Audit", "AuditLine", "audit_plan"]
@@ -147,12 +148,5 @@ def _headroom(promised: int | None, own: int | None, free: int | None, transient
 
 def _worth(layout: CacheLayout, num_blocks: int, headroom: int, others: list[int]) -> int:
     """The largest change of ``num_blocks`` that the headroom pays for, by the layout's own bytes."""
-    held = layout.bytes(num_blocks)
-    low, high = 0, num_blocks + max(0, headroom) // layout.bytes_per_block + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if layout.bytes(middle) - held <= headroom:
-            low = middle
-        else:
-            high = middle
-    return min([low, *others]) - num_blocks
+    fitting = largest_fitting(layout, layout.bytes(num_blocks) + headroom)
+    return min([fitting, *others]) - num_blocks
