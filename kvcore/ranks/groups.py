@@ -9,17 +9,16 @@ collectives ignore the time-out that they are given.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol
 
+from kvcore.contract.runtimes.deadline import returned_within
 from kvcore.errors import KvcoreError, RanksDisagree
 
 __all__ = ["Group", "PaddleGroup", "SingleGroup", "TorchGroup", "current_group"]
 
-T = TypeVar("T")
 #: Seconds between two looks at a count.
 PAUSE = 0.02
 #: Seconds that survivors of a broken collective give each other to say that they are alive.
@@ -71,7 +70,8 @@ class _StoreGroup:
 
     def _gathered(self, data: bytes, key: str, deadline: float, timeout: float) -> list[bytes]:
         try:
-            return _within(lambda: self._gather_all(data), deadline)
+            left = max(0.0, deadline - time.monotonic())
+            return returned_within(left, "the collective", lambda: self._gather_all(data))
         except KvcoreError:
             raise
         except Exception as error:
@@ -231,27 +231,6 @@ def current_group(group: object = None) -> Group:
             expected="a group of torch.distributed or paddle.distributed, initialised before",
         )
     return SingleGroup()
-
-
-def _within(work: Callable[[], T], deadline: float) -> T:
-    """``work`` on a thread of its own, given up when time is over: a collective that hangs cannot be called off."""
-    done: list[T] = []
-    failed: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            done.append(work())
-        except BaseException as error:  # noqa: BLE001 - raised below, on the caller's thread
-            failed.append(error)
-
-    thread = threading.Thread(target=guarded, daemon=True, name="kvcore-exchange")
-    thread.start()
-    thread.join(max(0.0, deadline - time.monotonic()))
-    if failed:
-        raise failed[0]
-    if not done:
-        raise TimeoutError("the collective did not return in time")
-    return done[0]
 
 
 def _no_answer(missing: Sequence[int], timeout: float, how: str) -> RanksDisagree:

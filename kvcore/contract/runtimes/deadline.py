@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from kvcore.errors import DeviceError
 
-__all__ = ["SECONDS", "within"]
+__all__ = ["SECONDS", "NoAnswer", "returned_within", "within"]
 
 T = TypeVar("T")
 
@@ -16,10 +16,14 @@ T = TypeVar("T")
 SECONDS = 15.0
 
 
-def within(seconds: float, what: str, call: Callable[[], T]) -> T:
-    """``call()``, or :class:`DeviceError` when it has not returned in time.
+class NoAnswer(TimeoutError):
+    """A call did not return in time, and was given up."""
 
-    The thread of a call that hangs in a driver cannot be stopped; it does not keep the process from ending.
+
+def returned_within(seconds: float, what: str, call: Callable[[], T]) -> T:
+    """``call()`` on a thread of its own; raises :class:`NoAnswer` when it has not returned in time.
+
+    A thread that hangs in a driver or a collective cannot be stopped; it does not keep the process from ending.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -36,11 +40,19 @@ def within(seconds: float, what: str, call: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     if not results:
+        raise NoAnswer(f"{what} did not return in time")
+    return results[0]
+
+
+def within(seconds: float, what: str, call: Callable[[], T]) -> T:
+    """``call()``, or :class:`DeviceError` when the device behind it has not answered in time."""
+    try:
+        return returned_within(seconds, what, call)
+    except NoAnswer:
         raise DeviceError(
             f"{what} did not answer",
             code="KV-DEV-025",
             where=what,
             got=f"nothing within {seconds:g} s",
             hint="the driver hangs: look at the kernel's log, and reset the device or restart the machine",
-        )
-    return results[0]
+        ) from None
