@@ -28,7 +28,7 @@ import pluggy
 
 from kvcore.contract.capabilities import PlatformInfo
 from kvcore.contract.facts import Detection, DetectionState, Device, Limit, Phase, Reserve
-from kvcore.contract.hookspecs import BlockSizer, Contributor, Observer
+from kvcore.contract.hookspecs import BlockSizer, plugin_manager
 from kvcore.contract.layout import CacheLayout
 from kvcore.contract.validate import platform_faults
 from kvcore.errors import KvcoreError, NoPlatform, PluginError
@@ -81,9 +81,7 @@ class Registry:
 
     def __init__(self, entry_points: Iterable[EntryPoint], environ: Mapping[str, str]) -> None:
         self._environ = environ
-        self._manager = pluggy.PluginManager(GROUP)
-        for specification in (BlockSizer, Contributor, Observer):
-            self._manager.add_hookspecs(specification)
+        self._manager = plugin_manager()
         self._plugins: dict[str, object] = {}
         self._handles: dict[str, PlatformHandle] = {}
         self._by_hook: dict[str, list[tuple[str, Any]]] = {}
@@ -329,9 +327,7 @@ def _examine(plugin: object, name: str) -> PlatformInfo | None:
     Raises :class:`pluggy.PluginValidationError` for a misspelt hook or argument and :class:`PluginError` for a
     declaration that the contract does not allow.
     """
-    alone = pluggy.PluginManager(GROUP)
-    for specification in (BlockSizer, Contributor, Observer):
-        alone.add_hookspecs(specification)
+    alone = plugin_manager()
     alone.register(plugin, name)
     alone.check_pending()
     if not any(caller.name == "kvcore_platform" for caller in alone.get_hookcallers(plugin) or ()):

@@ -11,15 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pluggy
-
 from kvcore.cache.allocate import Cache, allocate_cache
 from kvcore.cache.kernels import verify_kernels
 from kvcore.contract import (
     AllocationLimits,
-    BlockSizer,
     CacheLayout,
-    Contributor,
     Device,
     DeviceFacts,
     Group,
@@ -30,12 +26,12 @@ from kvcore.contract import (
     LimitUnit,
     Mapping,
     MemoryKind,
-    Observer,
     Reading,
     Scope,
     Store,
     Stride,
 )
+from kvcore.contract.hookspecs import plugin_manager
 from kvcore.errors import KernelUnsafe
 from kvcore.handle import PlatformHandle
 from kvcore.platforms.replay import ReplayBlockSizer
@@ -166,9 +162,7 @@ def _pool(nbytes: int) -> tuple[PlatformHandle, Device]:
     device = Device("replay", 0, "demo", "Address space", MemoryKind.HOST, Mapping.SELF)
     reading = Reading("demo", Scope.DEVICE, total=nbytes, free=nbytes, own=0)
     plugin = ReplayBlockSizer([DeviceFacts(device, (reading,), AllocationLimits())], backing="address_space")
-    manager = pluggy.PluginManager("kvcore")
-    for specification in (BlockSizer, Contributor, Observer):
-        manager.add_hookspecs(specification)
+    manager = plugin_manager()
     manager.register(plugin, "replay")
     handle = PlatformHandle(manager, "replay", plugin.kvcore_platform(), (), "demo")
     return handle, device

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from kvcore.cache.allocate import Cache
     from kvcore.sizing.plan import Plan
 
-__all__ = ["BlockSizer", "Contributor", "Observer", "hookimpl"]
+__all__ = ["BlockSizer", "Contributor", "Observer", "hookimpl", "plugin_manager"]
 
 hookspec = pluggy.HookspecMarker("kvcore")
 hookimpl = pluggy.HookimplMarker("kvcore")
@@ -154,3 +154,11 @@ class Observer(Protocol):
     @hookspec
     def kvcore_released(self, cache: Cache, freed_bytes: int) -> None:
         """A cache was released."""
+
+
+def plugin_manager() -> pluggy.PluginManager:
+    """A plugin manager that knows all of kvcore's hooks and has no plugins yet."""
+    manager = pluggy.PluginManager("kvcore")
+    for specification in (BlockSizer, Contributor, Observer):
+        manager.add_hookspecs(specification)
+    return manager

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import pluggy
 import pytest
 
 from kvcore.contract import (
     AllocationLimits,
-    BlockSizer,
     CacheLayout,
-    Contributor,
     Device,
     DeviceFacts,
     Group,
@@ -20,11 +17,11 @@ from kvcore.contract import (
     Layer,
     Mapping,
     MemoryKind,
-    Observer,
     Reading,
     Scope,
     Store,
 )
+from kvcore.contract.hookspecs import plugin_manager
 from kvcore.handle import PlatformHandle
 from kvcore.platforms.replay import ReplayBlockSizer
 
@@ -39,9 +36,7 @@ def card(free: int = 64 * MIB, granularity: int = 512) -> DeviceFacts:
 
 def handle_of(plugin: ReplayBlockSizer) -> PlatformHandle:
     """A handle as the registry makes it."""
-    manager = pluggy.PluginManager("kvcore")
-    for specification in (BlockSizer, Contributor, Observer):
-        manager.add_hookspecs(specification)
+    manager = plugin_manager()
     manager.register(plugin, "replay")
     return PlatformHandle(manager, "replay", plugin.kvcore_platform(), (), "1.0")
 
