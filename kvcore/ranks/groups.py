@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from kvcore.contract.runtimes.deadline import returned_within
 from kvcore.errors import KvcoreError, RanksDisagree
 
-__all__ = ["Group", "PaddleGroup", "SingleGroup", "TorchGroup", "current_group"]
+__all__ = ["Group", "PaddleGroup", "SingleGroup", "StoreGroup", "TorchGroup", "current_group"]
 
 #: Seconds between two looks at a count.
 PAUSE = 0.02
@@ -50,7 +50,7 @@ class SingleGroup:
         return [data]
 
 
-class _StoreGroup:
+class StoreGroup:
     """What torch and paddle have in common: a store that counts, and gathers of equal tensors."""
 
     rank: int
@@ -157,7 +157,7 @@ class _StoreGroup:
         raise NotImplementedError
 
 
-class TorchGroup(_StoreGroup):
+class TorchGroup(StoreGroup):
     """A process group of torch.distributed (gloo or nccl); the default group if none is given."""
 
     def __init__(self, group: Any = None) -> None:
@@ -183,7 +183,7 @@ class TorchGroup(_StoreGroup):
         return [tensor.tolist() for tensor in every]
 
 
-class PaddleGroup(_StoreGroup):
+class PaddleGroup(StoreGroup):
     """A group of paddle.distributed (gloo on CPU, nccl on GPU); the default group if none is given."""
 
     def __init__(self, group: Any = None) -> None:
