@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import pluggy
 
+from kvcore.contract.buffers import check_span
 from kvcore.contract.capabilities import CONTRACT_VERSION, Capability, PlatformInfo, Support
 from kvcore.contract.facts import (
     AllocationLimits,
@@ -24,7 +25,7 @@ from kvcore.contract.facts import (
     Reading,
     TensorView,
 )
-from kvcore.errors import BufferMisuse, CapabilityMissing, DeviceError, KvcoreError, PluginError
+from kvcore.errors import CapabilityMissing, DeviceError, KvcoreError, PluginError
 
 __all__ = ["PlatformHandle"]
 
@@ -135,13 +136,13 @@ class PlatformHandle:
     def write(self, buffer: Buffer, offset: int, data: bytes) -> None:
         """Copy ``data`` to ``offset`` of the buffer."""
         self._need(Capability.RAW_ACCESS)
-        self._within(buffer, offset, len(data))
+        check_span(buffer.name, buffer.nbytes, offset, len(data))
         self._call("kvcore_write", buffer=buffer, offset=offset, data=data)
 
     def read(self, buffer: Buffer, offset: int, nbytes: int) -> bytes:
         """``nbytes`` bytes from ``offset`` of the buffer."""
         self._need(Capability.RAW_ACCESS)
-        self._within(buffer, offset, nbytes)
+        check_span(buffer.name, buffer.nbytes, offset, nbytes)
         data = self._one("kvcore_read", bytes, buffer=buffer, offset=offset, nbytes=nbytes)
         if len(data) != nbytes:
             raise self._broken("kvcore_read", f"{len(data)} bytes", f"{nbytes} bytes")
@@ -150,7 +151,7 @@ class PlatformHandle:
     def fill(self, buffer: Buffer, offset: int, nbytes: int, value: int) -> None:
         """Set ``nbytes`` bytes from ``offset`` to ``value``."""
         self._need(Capability.RAW_ACCESS)
-        self._within(buffer, offset, nbytes)
+        check_span(buffer.name, buffer.nbytes, offset, nbytes)
         self._call("kvcore_fill", buffer=buffer, offset=offset, nbytes=nbytes, value=value)
 
     def tensor(self, buffer: Buffer, view: TensorView, framework: str) -> object:
@@ -182,16 +183,6 @@ class PlatformHandle:
                 where=f"platform {self.name}",
                 got=f"{declared.support.value}: {declared.reason}",
                 expected="full",
-            )
-
-    def _within(self, buffer: Buffer, offset: int, nbytes: int) -> None:
-        if offset < 0 or nbytes < 0 or offset + nbytes > buffer.nbytes:
-            raise BufferMisuse(
-                "an access outside the buffer",
-                code="KV-BUF-003",
-                where=buffer.name,
-                got=f"{nbytes} bytes at offset {offset}",
-                expected=f"within {buffer.nbytes} bytes",
             )
 
     def _call(self, hook: str, **arguments: object) -> list[Any]:

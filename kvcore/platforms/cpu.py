@@ -24,10 +24,11 @@ from kvcore.contract import (
     ReserveKind,
     hookimpl,
 )
+from kvcore.contract.buffers import BufferHooks
 from kvcore.contract.capabilities import CONTRACT_VERSION
 from kvcore.contract.hostmem import committable_room, host_readings, host_room, peak_memory
 from kvcore.errors import DeviceError
-from kvcore.platforms.hostbuf import HostBlock, HostBufferHooks, Room
+from kvcore.platforms.hostbuf import HostBlock, Room
 
 __all__ = ["CpuBlockSizer", "plugin"]
 
@@ -40,7 +41,7 @@ PAGE_TABLE_SHARE = PAGE // 8
 PROCESS_GROWTH = 3 * 1024**2 // 2
 
 
-class CpuBlockSizer(HostBufferHooks):
+class CpuBlockSizer(BufferHooks):
     """Readings of the host, buffers from anonymous mappings."""
 
     def __init__(self) -> None:

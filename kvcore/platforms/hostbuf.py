@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvcore.contract.facts import Buffer, TensorView
-from kvcore.contract.hookspecs import hookimpl
+from kvcore.contract.buffers import BufferMemory, check_span
+from kvcore.contract.facts import TensorView
 from kvcore.errors import BufferMisuse, CapabilityMissing, OutOfMemory
 from kvcore.units import format_bytes
 
-__all__ = ["HostBlock", "HostBufferHooks", "Room", "host_tensor"]
+__all__ = ["HostBlock", "Room", "host_tensor"]
 
 MADV_HUGEPAGE = 14
 #: Linux 5.14: fault in writable pages without touching their contents.
@@ -43,7 +43,7 @@ NUMPY_DTYPES = {
 }
 
 
-class HostBlock:
+class HostBlock(BufferMemory):
     """One mapping of ``nbytes`` zeroed bytes; ``room`` is asked before each part of it is committed."""
 
     def __init__(self, name: str, nbytes: int, *, commit: bool, room: Room) -> None:
@@ -100,50 +100,13 @@ class HostBlock:
         if nbytes:
             ctypes.memset(_address(self.memory()) + offset, value, nbytes)
 
+    def tensor(self, view: TensorView, framework: str) -> object:
+        """numpy over the mapping; paddle and torch over that array."""
+        return host_tensor(self, view, framework)
+
     def _span(self, offset: int, nbytes: int) -> None:
         self.memory()
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise BufferMisuse(
-                "an access outside the buffer",
-                code="KV-BUF-003",
-                where=self.name,
-                got=f"{nbytes} bytes at offset {offset}",
-                expected=f"within {self.nbytes} bytes",
-            )
-
-
-class HostBufferHooks:
-    """The hooks for what is done with a buffer, for platforms whose buffers' handles are a :class:`HostBlock`."""
-
-    @hookimpl
-    def kvcore_release(self, buffer: Buffer) -> int:
-        """Unmap."""
-        return _block(buffer).release()
-
-    @hookimpl
-    def kvcore_write(self, buffer: Buffer, offset: int, data: bytes) -> None:
-        """Copy into the mapping."""
-        _block(buffer).write(offset, data)
-
-    @hookimpl
-    def kvcore_read(self, buffer: Buffer, offset: int, nbytes: int) -> bytes:
-        """Copy out of the mapping."""
-        return _block(buffer).read(offset, nbytes)
-
-    @hookimpl
-    def kvcore_fill(self, buffer: Buffer, offset: int, nbytes: int, value: int) -> None:
-        """memset."""
-        _block(buffer).fill(offset, nbytes, value)
-
-    @hookimpl
-    def kvcore_tensor(self, buffer: Buffer, view: TensorView, framework: str) -> object:
-        """numpy over the mapping; paddle and torch over that array."""
-        return host_tensor(_block(buffer), view, framework)
-
-
-def _block(buffer: Buffer) -> HostBlock:
-    assert isinstance(buffer.handle, HostBlock)
-    return buffer.handle
+        check_span(self.name, self.nbytes, offset, nbytes)
 
 
 def host_tensor(block: HostBlock, view: TensorView, framework: str) -> object:

@@ -33,11 +33,12 @@ from kvcore.contract import (
     hookimpl,
     unsupported,
 )
+from kvcore.contract.buffers import BufferHooks
 from kvcore.contract.capabilities import CONTRACT_VERSION, Supported
 from kvcore.contract.hostmem import committable_room, host_room
 from kvcore.contract.layout import CacheLayout
 from kvcore.errors import DeviceError, OutOfMemory, PolicyError
-from kvcore.platforms.hostbuf import HostBlock, HostBufferHooks, Room
+from kvcore.platforms.hostbuf import HostBlock, Room
 from kvcore.units import format_bytes
 
 __all__ = ["ReplayBlockSizer", "plugin"]
@@ -45,7 +46,7 @@ __all__ = ["ReplayBlockSizer", "plugin"]
 BACKINGS = ("memory", "address_space")
 
 
-class ReplayBlockSizer(HostBufferHooks):
+class ReplayBlockSizer(BufferHooks):
     """Devices that are given, or else named by KVCORE_REPLAY, with an allocator of exactly their capacity."""
 
     def __init__(self, profiles: Sequence[DeviceFacts] | None = None, backing: str | None = None) -> None:

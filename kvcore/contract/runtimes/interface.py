@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from kvcore.contract.buffers import BufferMemory, check_span
 from kvcore.contract.facts import MemoryStats, TensorView
 from kvcore.errors import BufferMisuse, CapabilityMissing
 
@@ -41,7 +42,7 @@ class RuntimeDevice:
     integrated: bool | None = None
 
 
-class Allocation(ABC):
+class Allocation(BufferMemory):
     """Device memory of one buffer, zeroed and committed."""
 
     def __init__(self, name: str, nbytes: int) -> None:
@@ -74,34 +75,11 @@ class Allocation(ABC):
         """Raises :class:`BufferMisuse` after release, and outside the buffer."""
         if self._released:
             raise BufferMisuse("a buffer used after its release", code="KV-BUF-002", where=self.name)
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise BufferMisuse(
-                "an access outside the buffer",
-                code="KV-BUF-003",
-                where=self.name,
-                got=f"{nbytes} bytes at offset {offset}",
-                expected=f"within {self.nbytes} bytes",
-            )
+        check_span(self.name, self.nbytes, offset, nbytes)
 
     @abstractmethod
     def _give_back(self) -> None:
         """Release the memory; on an error it is still held."""
-
-    @abstractmethod
-    def write(self, offset: int, data: bytes) -> None:
-        """Copy ``data`` to ``offset``."""
-
-    @abstractmethod
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """``nbytes`` bytes from ``offset``."""
-
-    @abstractmethod
-    def fill(self, offset: int, nbytes: int, value: int) -> None:
-        """Set ``nbytes`` bytes from ``offset`` to ``value``."""
-
-    @abstractmethod
-    def tensor(self, view: TensorView, framework: str) -> object:
-        """A tensor over the memory, without a copy."""
 
     def no_tensor(self, framework: str, runtime: str) -> CapabilityMissing:
         """The error for a framework that cannot see this runtime's memory."""

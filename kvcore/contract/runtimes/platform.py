@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvcore.contract.base import PlatformBase
+from kvcore.contract.buffers import BufferHooks
 from kvcore.contract.capabilities import FULL, Capability, Supported, not_implemented, unsupported
 from kvcore.contract.facts import (
     AllocationLimits,
@@ -24,7 +25,6 @@ from kvcore.contract.facts import (
     Reserve,
     ReserveKind,
     Scope,
-    TensorView,
 )
 from kvcore.contract.hookspecs import hookimpl
 from kvcore.contract.probes import find_library, pci_devices
@@ -32,7 +32,7 @@ from kvcore.contract.runtimes.choose import CONTEXT_VARIABLE, Runtimes
 from kvcore.contract.runtimes.deadline import SECONDS, within
 from kvcore.contract.runtimes.detect import Found, concluded
 from kvcore.contract.runtimes.identity import Located, located_by_environment, located_by_runtime
-from kvcore.contract.runtimes.interface import Allocation, Runtime, RuntimeUnavailable
+from kvcore.contract.runtimes.interface import Runtime, RuntimeUnavailable
 from kvcore.contract.runtimes.management import (
     ASK_ANOTHER,
     Card,
@@ -69,7 +69,7 @@ class Surroundings:
     seconds: float = SECONDS
 
 
-class AcceleratorPlatform(PlatformBase):
+class AcceleratorPlatform(BufferHooks, PlatformBase):
     """Everything but detection. A subclass gives its management libraries and its sources of last resort."""
 
     def __init__(self, surroundings: Surroundings, runtimes: Runtimes) -> None:
@@ -305,31 +305,6 @@ class AcceleratorPlatform(PlatformBase):
         allocation = runtime.allocate(device.index, request.name, nbytes, itemsize)
         return Buffer(request.name, device, nbytes, nbytes, allocation)
 
-    @hookimpl
-    def kvcore_release(self, buffer: Buffer) -> int:
-        """Give it back."""
-        return _allocation(buffer).release()
-
-    @hookimpl
-    def kvcore_write(self, buffer: Buffer, offset: int, data: bytes) -> None:
-        """Host to device."""
-        _allocation(buffer).write(offset, data)
-
-    @hookimpl
-    def kvcore_read(self, buffer: Buffer, offset: int, nbytes: int) -> bytes:
-        """Device to host."""
-        return _allocation(buffer).read(offset, nbytes)
-
-    @hookimpl
-    def kvcore_fill(self, buffer: Buffer, offset: int, nbytes: int, value: int) -> None:
-        """On the device."""
-        _allocation(buffer).fill(offset, nbytes, value)
-
-    @hookimpl
-    def kvcore_tensor(self, buffer: Buffer, view: TensorView, framework: str) -> object:
-        """Of the runtime that allocated, or of one that can share its memory."""
-        return _allocation(buffer).tensor(view, framework)
-
     def _naming(self) -> list[Runtime]:
         """Runtimes that can name their devices without a context, the driver first."""
         runtimes = (self.runtimes.named("driver"), self.runtimes.named("torch"))
@@ -482,8 +457,3 @@ def _driver_is_loaded() -> bool:
             return any("/libcuda.so" in line for line in maps)
     except OSError:
         return True
-
-
-def _allocation(buffer: Buffer) -> Allocation:
-    assert isinstance(buffer.handle, Allocation)
-    return buffer.handle
