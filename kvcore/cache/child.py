@@ -16,16 +16,16 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvcore.errors import KernelUnsafe, KvcoreError, VerificationFailed
+
+if TYPE_CHECKING:
+    from kvcore.cache.kernels import Watch
 
 __all__ = ["run_in_child"]
 
 T = TypeVar("T")
-
-#: ``watch(doing, tensor, block)``: where the work stands, for the report of a crash.
-Watch = Callable[[str, str, int], None]
 
 
 def run_in_child(work: Callable[[Watch], T], *, timeout_s: float = 600.0) -> T:

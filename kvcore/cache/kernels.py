@@ -29,7 +29,7 @@ __all__ = ["Gather", "Watch", "Write", "explain_block", "verify_kernels"]
 Write = Callable[[str, int, int, bytes], None]
 #: ``gather(tensor, block, token, nbytes)``: the same token back.
 Gather = Callable[[str, int, int, int], bytes]
-#: Told before each call of the engine's: what is done, tensor and block.
+#: ``watch(doing, tensor, block)``, told before each call of the engine's: where the work stands, for a crash's report.
 Watch = Callable[[str, str, int], None]
 
 _STRIDES = {

@@ -10,10 +10,10 @@ from kvcore.errors import DocumentError
 from kvcore.geometry.keys import read_json_object
 from kvcore.report.schema import DiffData, MoveData, checked_plan, checked_refusal
 from kvcore.report.text import Section
-from kvcore.sizing.diff import MEMORY, Difference, Move, Side, difference
+from kvcore.sizing.diff import MEMORY, Difference, Move, Side
 from kvcore.units import format_bytes, format_count
 
-__all__ = ["compared", "diff_data", "diff_sections", "read_side", "side_of"]
+__all__ = ["diff_data", "diff_sections", "read_side", "side_of"]
 
 
 def read_side(path: str) -> tuple[Side, str]:
@@ -41,11 +41,6 @@ def side_of(data: Mapping[str, Any], num_blocks: int) -> Side:
         memory,
         _named((f"{b['kind']} [{b['source']}]", b["max_blocks"]) for b in bounds if b["kind"] != MEMORY),
     )
-
-
-def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> Difference:
-    """What moved between the data of two plans."""
-    return difference(side_of(before, before["num_blocks"]), side_of(after, after["num_blocks"]))
 
 
 def diff_data(found: Difference, before: str, after: str) -> DiffData:

@@ -16,7 +16,7 @@ from kvcore import api
 from kvcore.cli.app import run
 from kvcore.contract import Reserve
 from kvcore.errors import DocumentError, PolicyError
-from kvcore.report.compare import compared
+from kvcore.report.compare import side_of
 from kvcore.report.data import plan_data
 from kvcore.sizing.diff import Side, difference
 from kvcore.sizing.plan import Plan
@@ -54,7 +54,7 @@ def plan_of(total: int = 141 * GIB, **more: Any) -> Plan:
 
 
 def moves(before: Plan, after: Plan) -> dict[str, int]:
-    found = compared(plan_data(before), plan_data(after))
+    found = difference(side_of(plan_data(before), before.num_blocks), side_of(plan_data(after), after.num_blocks))
     assert sum(move.blocks for move in found.moves) == after.num_blocks - before.num_blocks
     return {move.name: move.blocks for move in found.moves}
 
