@@ -1,10 +1,13 @@
-// A simulated Paddle custom device, iluvatar_gpu: host memory with a capacity, counted like the simulated runtime's.
+// A simulated Paddle custom device, iluvatar_gpu or -DDEVICE_TYPE: host memory with a capacity, counted like the simulated runtime's.
 // As in Iluvatar's own plug-in, the callback for device memory statistics is null and the least chunk is 256 bytes.
 #include <string>
 #include "paddle/phi/backends/device_ext.h"
 extern "C" {
 #include "scenario.h"
 }
+#ifndef DEVICE_TYPE
+#define DEVICE_TYPE "iluvatar_gpu"
+#endif
 static thread_local int current;
 static C_Status ok() { return C_SUCCESS; }
 static C_Status device(const C_Device) { return C_SUCCESS; }
@@ -48,7 +51,7 @@ static C_Status properties(const C_Device d, void *out) {
 }
 extern "C" __attribute__((visibility("default"))) void InitPlugin(CustomRuntimeParams *p) {
   PADDLE_CUSTOM_RUNTIME_CHECK_VERSION(p);
-  p->device_type = const_cast<char *>("iluvatar_gpu");
+  p->device_type = const_cast<char *>(DEVICE_TYPE);
   p->sub_device_type = const_cast<char *>("simulated");
   C_DeviceInterface *i = p->interface;
   size_t size = i->size;
