@@ -1,0 +1,7 @@
+"""kvcore platform for MetaX devices."""
+
+from __future__ import annotations
+
+from kvcore_metax.platform import MetaxBlockSizer, plugin
+
+__all__ = ["MetaxBlockSizer", "plugin"]
