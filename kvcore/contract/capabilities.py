@@ -37,6 +37,8 @@ class Capability(str, Enum):
     TENSOR_NUMPY = "tensor_numpy"  #: ``kvcore_tensor(..., "numpy")`` without a copy
     TENSOR_PADDLE = "tensor_paddle"  #: ``kvcore_tensor(..., "paddle")`` without a copy
     TENSOR_TORCH = "tensor_torch"  #: ``kvcore_tensor(..., "torch")`` without a copy
+    THREADS = "threads"  #: several threads may call the hooks at once
+    FORK = "fork"  #: a process forked after the hooks were used may use them too
 
 
 class Support(str, Enum):

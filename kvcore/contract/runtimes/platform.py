@@ -157,6 +157,7 @@ class AcceleratorPlatform(BufferHooks, PlatformBase):
         capabilities: dict[Capability, Supported] = dict.fromkeys(Capability, FULL)
         host = unsupported("numpy cannot see a device's memory")
         capabilities[Capability.TENSOR_NUMPY] = host
+        capabilities[Capability.FORK] = unsupported("a driver's context does not survive a fork")
         if not installed:
             missing = unsupported(f"no runtime is installed: pip install '{self.surroundings.distribution}[driver]'")
             for capability in (
