@@ -27,7 +27,8 @@ VERBS = {
     "diff": "What moved between two plans, in blocks.",
     "check": "Whether a plan has exactly the blocks expected.",
     "kernels": "The kernels whose index into the cache is known.",
-    "demo": "Rehearse the overflow of a narrow index, without an accelerator.",
+    "demo": "Rehearse a narrow index's overflow on the host.",
+    "conformance": "Prove a platform's plugin by the suite of checks.",
     "completion": "The shell's completion script.",
 }
 EXIT_FAULT = 70

@@ -80,5 +80,12 @@ def check_span(name: str, size: int, offset: int, nbytes: int) -> None:
 
 
 def _memory(buffer: Buffer) -> BufferMemory:
-    assert isinstance(buffer.handle, BufferMemory)
+    if not isinstance(buffer.handle, BufferMemory):
+        raise BufferMisuse(
+            "a buffer that no allocation of this platform gave",
+            code="KV-BUF-006",
+            where=buffer.name,
+            got=type(buffer.handle).__name__,
+            expected="a buffer from kvcore_allocate of the same platform",
+        )
     return buffer.handle

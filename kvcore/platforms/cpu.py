@@ -70,11 +70,13 @@ class CpuBlockSizer(BufferHooks):
     @hookimpl
     def kvcore_read_memory(self, device: Device) -> list[Reading]:
         """Meminfo, control groups, NUMA nodes and process limits."""
+        _check_host(device)
         return host_readings()
 
     @hookimpl
     def kvcore_memory_stats(self, device: Device) -> MemoryStats:
         """Resident memory of this process, and its peak (VmHWM)."""
+        _check_host(device)
         current, peak = peak_memory()
         return MemoryStats("proc_status", current=current, peak=peak)
 
@@ -95,11 +97,13 @@ class CpuBlockSizer(BufferHooks):
     @hookimpl
     def kvcore_allocation_limits(self, device: Device) -> AllocationLimits:
         """Whole pages; the size of one mapping is bounded by memory alone."""
+        _check_host(device)
         return AllocationLimits(granularity=PAGE, alignment=PAGE)
 
     @hookimpl
     def kvcore_allocate(self, device: Device, request: AllocationRequest) -> Buffer:
         """A mapping whose pages are there when this returns."""
+        _check_host(device)
         nbytes = -(-request.nbytes // PAGE) * PAGE
         block = HostBlock(request.name, nbytes, commit=True, room=self._room)
         return Buffer(request.name, device, nbytes, block.committed, block)
@@ -118,6 +122,13 @@ class CpuBlockSizer(BufferHooks):
             _reserve("page_tables", -(-room // PAGE_TABLE_SHARE), Basis.MODELLED, tables),
             _reserve("process", PROCESS_GROWTH, Basis.DECLARED, process),
         ]
+
+
+def _check_host(device: Device) -> None:
+    if device.key != HOST.key:
+        raise DeviceError(
+            "no such device", code="KV-DEV-002", where="platform cpu", got=device.key, expected=f"0 ({HOST.key})"
+        )
 
 
 def _reserve(name: str, nbytes: int, basis: Basis, reason: str) -> Reserve:

@@ -18,6 +18,10 @@ __all__ = [
     "BoundData",
     "CacheData",
     "CheckData",
+    "CheckInfoData",
+    "ConformanceData",
+    "ConformanceRecordData",
+    "ConformingData",
     "DeviceData",
     "DiffData",
     "FactsData",
@@ -371,6 +375,60 @@ class KernelsData(TypedDict):
     kernels: list[KernelData]
 
 
+class CheckInfoData(TypedDict):
+    """One check of the conformance suite."""
+
+    check: str
+    name: str
+    level: str
+    since: int
+    needs: list[str]
+    title: str
+    why: str
+    fix: str
+
+
+class ConformanceRecordData(TypedDict):
+    """What came of one check on one platform."""
+
+    check: str
+    name: str
+    platform: str
+    level: str
+    since: int
+    outcome: str
+    seconds: float
+    reason: str | None
+    device: str | None
+    call: str | None
+    got: str | None
+    expected: str | None
+    unit: str | None
+    explained: str | None
+
+
+class ConformingData(TypedDict):
+    """One platform: whether it conforms, and whether there was a device to try it on."""
+
+    platform: str
+    conforms: bool
+    complete: bool
+    counts: dict[str, int]
+    distribution: str | None
+    version: str | None
+    contract: int | None
+    capabilities: dict[str, str]
+
+
+class ConformanceData(TypedDict):
+    """``kvcore conformance``: the checks, and what came of each; with ``--list`` only the checks."""
+
+    versions: dict[str, str]
+    checks: list[CheckInfoData]
+    platforms: list[ConformingData]
+    records: list[ConformanceRecordData]
+
+
 class RehearsalData(TypedDict):
     """One pool verified through kernels with one index; null means that every block is within reach."""
 
@@ -451,6 +509,7 @@ ANSWERS: dict[str, Any] = {
     "check": CheckData,
     "kernels": KernelsData,
     "demo": DemoData,
+    "conformance": ConformanceData,
     "completion": CompletionData,
 }
 #: Verbs whose answer can be a refusal.
