@@ -28,6 +28,7 @@ VERBS = {
     "check": "Whether a plan has exactly the blocks expected.",
     "kernels": "The kernels whose index into the cache is known.",
     "demo": "Rehearse a narrow index's overflow on the host.",
+    "new-plugin": "Make a vendor's plugin to fill in.",
     "conformance": "Prove a platform's plugin by the suite of checks.",
     "completion": "The shell's completion script.",
 }
@@ -45,7 +46,7 @@ class Verbs(click.Group):
         """The command of verb ``cmd_name``."""
         if cmd_name not in VERBS:
             return None
-        command = importlib.import_module(f"kvcore.cli.{cmd_name}").command
+        command = importlib.import_module(f"kvcore.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 

@@ -350,6 +350,16 @@ class CompletionData(TypedDict):
     script: str
 
 
+class NewPluginData(TypedDict):
+    """A vendor's project that was made; ``files`` are paths within it."""
+
+    name: str
+    distribution: str
+    module: str
+    path: str
+    files: list[str]
+
+
 class KernelData(TypedDict):
     """One kernel whose index is known."""
 
@@ -508,6 +518,7 @@ ANSWERS: dict[str, Any] = {
     "diff": DiffData,
     "check": CheckData,
     "kernels": KernelsData,
+    "new-plugin": NewPluginData,
     "demo": DemoData,
     "conformance": ConformanceData,
     "completion": CompletionData,
