@@ -22,7 +22,18 @@ from kvcore.contract.facts import (
 from kvcore.contract.hookspecs import hookimpl
 from kvcore.errors import CapabilityMissing
 
-__all__ = ["PlatformBase"]
+__all__ = ["PlatformBase", "not_offered"]
+
+
+def not_offered(info: PlatformInfo, capability: Capability) -> CapabilityMissing:
+    """The error of a hook whose ``capability`` is declared UNSUPPORTED or NOT_IMPLEMENTED."""
+    declared = info.capabilities[capability]
+    return CapabilityMissing(
+        f"platform {info.name} does not offer {capability.value}",
+        where=f"platform {info.name}",
+        got=f"{declared.support.value}: {declared.reason}",
+        expected="full",
+    )
 
 
 class PlatformBase:
@@ -33,14 +44,7 @@ class PlatformBase:
         raise NotImplementedError(type(self).__name__)
 
     def _not_offered(self, capability: Capability) -> NoReturn:
-        info = self.kvcore_platform()
-        declared = info.capabilities[capability]
-        raise CapabilityMissing(
-            f"platform {info.name} does not offer {capability.value}",
-            where=f"platform {info.name}",
-            got=f"{declared.support.value}: {declared.reason}",
-            expected="full",
-        )
+        raise not_offered(self.kvcore_platform(), capability)
 
     @hookimpl
     def kvcore_detect(self) -> Detection:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from kvcore.contract.base import not_offered
+from kvcore.contract.capabilities import Capability, PlatformInfo, Support
 from kvcore.contract.facts import Buffer, TensorView
 from kvcore.contract.hookspecs import hookimpl
 from kvcore.errors import BufferMisuse
@@ -39,32 +41,53 @@ class BufferMemory(ABC):
 
 
 class BufferHooks:
-    """The hooks for what is done with a buffer, for platforms whose buffers' handles are a :class:`BufferMemory`."""
+    """The hooks for what is done with a buffer, for platforms whose buffers' handles are a :class:`BufferMemory`.
+
+    A platform that does not offer ALLOCATE here refuses each of them by that.
+    """
+
+    def kvcore_platform(self) -> PlatformInfo:
+        """The platform's own, which must come with this."""
+        raise NotImplementedError(type(self).__name__)
 
     @hookimpl
     def kvcore_release(self, buffer: Buffer) -> int:
         """Give it back."""
-        return _memory(buffer).release()
+        return self._memory(buffer).release()
 
     @hookimpl
     def kvcore_write(self, buffer: Buffer, offset: int, data: bytes) -> None:
         """Copy into it."""
-        _memory(buffer).write(offset, data)
+        self._memory(buffer).write(offset, data)
 
     @hookimpl
     def kvcore_read(self, buffer: Buffer, offset: int, nbytes: int) -> bytes:
         """Copy out of it."""
-        return _memory(buffer).read(offset, nbytes)
+        return self._memory(buffer).read(offset, nbytes)
 
     @hookimpl
     def kvcore_fill(self, buffer: Buffer, offset: int, nbytes: int, value: int) -> None:
         """Set its bytes where they are."""
-        _memory(buffer).fill(offset, nbytes, value)
+        self._memory(buffer).fill(offset, nbytes, value)
 
     @hookimpl
     def kvcore_tensor(self, buffer: Buffer, view: TensorView, framework: str) -> object:
         """Of a framework that can share the memory."""
-        return _memory(buffer).tensor(view, framework)
+        return self._memory(buffer).tensor(view, framework)
+
+    def _memory(self, buffer: Buffer) -> BufferMemory:
+        if isinstance(buffer.handle, BufferMemory):
+            return buffer.handle
+        info = self.kvcore_platform()
+        if info.capabilities[Capability.ALLOCATE].support is not Support.FULL:
+            raise not_offered(info, Capability.ALLOCATE)
+        raise BufferMisuse(
+            "a buffer that no allocation of this platform gave",
+            code="KV-BUF-006",
+            where=buffer.name,
+            got=type(buffer.handle).__name__,
+            expected="a buffer from kvcore_allocate of the same platform",
+        )
 
 
 def check_span(name: str, size: int, offset: int, nbytes: int) -> None:
@@ -77,15 +100,3 @@ def check_span(name: str, size: int, offset: int, nbytes: int) -> None:
             got=f"{nbytes} bytes at offset {offset}",
             expected=f"within {size} bytes",
         )
-
-
-def _memory(buffer: Buffer) -> BufferMemory:
-    if not isinstance(buffer.handle, BufferMemory):
-        raise BufferMisuse(
-            "a buffer that no allocation of this platform gave",
-            code="KV-BUF-006",
-            where=buffer.name,
-            got=type(buffer.handle).__name__,
-            expected="a buffer from kvcore_allocate of the same platform",
-        )
-    return buffer.handle
