@@ -162,6 +162,7 @@ class MetaxBlockSizer(BufferHooks, PlatformBase):
         capabilities[Capability.TENSOR_TORCH] = not_implemented(
             "MetaX's own torch shows its devices as cuda; this plugin does not allocate through it yet"
         )
+        capabilities[Capability.FORK] = unsupported("a runtime's context does not survive a fork")
         if not self._paddle.installed():
             missing = unsupported("no Paddle for MetaX is installed: paddle-metax-gpu, from Paddle's own index")
             for capability in (

@@ -1,0 +1,67 @@
+"""As a vendor does it: generate, install with pip in an environment of its own, run the suite's three doors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvcore.cli.app import run
+
+ROOT = Path(__file__).parents[2]
+#: What pip says where there is no index, or no way to it.
+UNREACHABLE = re.compile(r"No matching distribution|Could not find a version|NewConnectionError|Connection|Timeout")
+
+
+def clean() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith(("KVCORE_", "PYTHON", "VIRTUAL_ENV"))}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The generated project, beside ``venv`` where it, kvcore and pytest are installed."""
+    folder = tmp_path_factory.mktemp("vendor")
+    assert run(["new-plugin", "acme", "--vendor", "Acme", "--into", str(folder)]) == 0
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True, capture_output=True, timeout=100)
+    packages = (f"{ROOT}[conformance]", str(folder / "kvcore-acme"))
+    command = [str(folder / "venv/bin/pip"), "install", "--quiet", "--retries", "1", *packages]
+    ran = subprocess.run(command, env=clean(), capture_output=True, text=True, timeout=110)
+    if ran.returncode and UNREACHABLE.search(ran.stderr):
+        pytest.skip(f"pip cannot reach a package index here: {ran.stderr.strip().splitlines()[-1][:120]}")
+    assert ran.returncode == 0, ran.stderr
+    return folder / "kvcore-acme"
+
+
+def installed(project: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    program, *arguments = command
+    return subprocess.run(
+        [str(project.parent / "venv/bin" / program), *arguments],
+        env=clean(), capture_output=True, text=True, timeout=100, cwd=project,
+    )  # fmt: skip
+
+
+def test_the_generated_plugin_is_installed_and_reports_honestly(project: Path) -> None:
+    ran = installed(project, "kvcore", "plugins", "--json")
+    (record,) = (p for p in json.loads(ran.stdout)["data"]["plugins"] if p["name"] == "acme")
+    assert (record["state"], record["distribution"], record["version"]) == ("loaded", "kvcore-acme", "0.1.0")
+    ran = installed(project, "kvcore", "conformance", "acme", "--json")
+    counts = json.loads(ran.stdout)["data"]["platforms"][0]["counts"]
+    assert ran.returncode == 0
+    assert set(counts) == {"passed", "not implemented"}
+    assert counts["not implemented"] > counts["passed"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("-k", "platform"), ("--pyargs", "kvcore.conformance", "-k", "platform", "--kvcore-platform", "acme")],
+    ids=["the project's own tests", "from anywhere"],
+)
+def test_pytest_runs_the_same_checks(project: Path, arguments: tuple[str, ...]) -> None:
+    ran = installed(project, "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+    assert ran.returncode == 0, ran.stdout
+    assert re.search(r"acme: \d+ passed, \d+ not implemented", ran.stdout), ran.stdout
