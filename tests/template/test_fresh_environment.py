@@ -14,6 +14,7 @@ import pytest
 from kvcore.cli.app import run
 
 ROOT = Path(__file__).parents[2]
+TOY = ROOT / "examples" / "kvcore-toy"
 #: What pip says where there is no index, or no way to it.
 UNREACHABLE = re.compile(r"No matching distribution|Could not find a version|NewConnectionError|Connection|Timeout")
 
@@ -28,7 +29,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vendor")
     assert run(["new-plugin", "acme", "--vendor", "Acme", "--into", str(folder)]) == 0
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True, capture_output=True, timeout=100)
-    packages = (f"{ROOT}[conformance]", str(folder / "kvcore-acme"))
+    packages = (f"{ROOT}[conformance]", str(folder / "kvcore-acme"), str(TOY))
     command = [str(folder / "venv/bin/pip"), "install", "--quiet", "--retries", "1", *packages]
     ran = subprocess.run(command, env=clean(), capture_output=True, text=True, timeout=110)
     if ran.returncode and UNREACHABLE.search(ran.stderr):
@@ -37,11 +38,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "kvcore-acme"
 
 
-def installed(project: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def installed(project: Path, *command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     program, *arguments = command
     return subprocess.run(
         [str(project.parent / "venv/bin" / program), *arguments],
-        env=clean(), capture_output=True, text=True, timeout=100, cwd=project,
+        env=clean(), capture_output=True, text=True, timeout=100, cwd=cwd or project,
     )  # fmt: skip
 
 
@@ -65,3 +66,10 @@ def test_pytest_runs_the_same_checks(project: Path, arguments: tuple[str, ...]) 
     ran = installed(project, "pytest", "-q", "-p", "no:cacheprovider", *arguments)
     assert ran.returncode == 0, ran.stdout
     assert re.search(r"acme: \d+ passed, \d+ not implemented", ran.stdout), ran.stdout
+
+
+def test_a_filled_in_plugin_passes_its_own_tests(project: Path) -> None:
+    """The tutorial's, whose conftest.py gives the checks two simulated cards."""
+    ran = installed(project, "pytest", "-q", "-p", "no:cacheprovider", "-k", "platform", cwd=TOY)
+    assert ran.returncode == 0, ran.stdout
+    assert re.search(r"toy: 6\d passed, 1 not applicable", ran.stdout), ran.stdout
