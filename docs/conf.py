@@ -21,7 +21,7 @@ autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "show-inheritance": False}
 # Annotations name the standard library and third parties, whose inventories a build cannot fetch, and type variables.
 nitpick_ignore_regex = [
-    ("py:.*", r"(collections\.abc|typing|fractions|pathlib|os|enum|types|pluggy|_pluggy)\..*"),
+    ("py:.*", r"(abc|collections\.abc|typing|fractions|pathlib|os|enum|types|pluggy|_pluggy)\..*"),
     (
         "py:.*",
         r"(T|Enum|Fraction|Callable|Sequence|Mapping|Iterable|Iterator|TracebackType|EntryPoint|PathLike|Any|Path)",

@@ -8,14 +8,20 @@ A test compares the pages with what this makes.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import json
 import os
 import re
 import shlex
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 from kvcore.cli.app import VERBS, run
+from kvcore.cli.new_plugin import render
+from kvcore.contract import hookspecs
 from kvcore.settings import SETTINGS
 
 DOCS = Path(__file__).parent
@@ -44,7 +50,9 @@ WORDS = {
 def pages() -> dict[str, str]:
     """File name below docs/ -> text."""
     made = {f"generated/{name}": _output(line) for name, line in OUTPUTS.items()}
-    return {**made, "settings.md": _settings(), "cli.md": _cli(), "the-40000-cap.md": _story("the-40000-cap.md.in")}
+    made |= {f"generated/{name}": text for name, text in _tutorial_outputs().items()}
+    made |= {"settings.md": _settings(), "cli.md": _cli(), "hooks.md": _hooks()}
+    return {**made, "the-40000-cap.md": _story("the-40000-cap.md.in")}
 
 
 def _story(template: str) -> str:
@@ -75,6 +83,79 @@ def _printed(line: str) -> str:
     with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
         run(shlex.split(line))
     return shown.getvalue()
+
+
+def _hooks() -> str:
+    """The page of hooks: prose, with each hook's signature and docstring from the specification itself."""
+    text = (DOCS / "hooks.md.in").read_text(encoding="utf-8")
+    text = re.sub(r"\{\{class (\w+)\}\}", lambda m: _prose(getattr(hookspecs, m[1])), text)
+    text = re.sub(r"\{\{hook (\w+)\.(\w+)\}\}", lambda m: _hook(getattr(getattr(hookspecs, m[1]), m[2])), text)
+    include = "```{{literalinclude}} ../{}\n:pyobject: {}\n:dedent:\n```"
+    return re.sub(r"\{\{example (\S+) (\S+)\}\}", lambda m: include.format(m[1], m[2]), text)
+
+
+def _hook(hook: object) -> str:
+    return f"```python\n{signature(hook)}\n```\n\n{_prose(hook)}"
+
+
+def signature(hook: object) -> str:
+    """A hook's signature as it stands in the specification."""
+    assert callable(hook)
+    found = inspect.signature(hook)
+    arguments = [
+        p.name if p.annotation is inspect.Parameter.empty else f"{p.name}: {p.annotation}"
+        for p in found.parameters.values()
+    ]
+    return f"def {hook.__name__}({', '.join(arguments)}) -> {found.return_annotation}"
+
+
+def _prose(thing: object) -> str:
+    """A docstring with its roles and literals as MyST writes them."""
+    text = inspect.getdoc(thing) or ""
+    return re.sub(r":(\w+):`([^`]+)`", r"{\1}`\2`", text.replace("``", "`"))
+
+
+TOY = DOCS.parent / "examples" / "kvcore-toy"
+CARDS = {"TOY_CARDS": "TOY-5f3a:1GiB:96MiB,TOY-81c0:1GiB:96MiB"}
+MODEL = f"{QWEN} --tp 4 --max-model-len 1024"
+
+
+def _tutorial_outputs() -> dict[str, str]:
+    """What the tutorial's commands say: first with the project as it is made, then with the one filled in."""
+    with tempfile.TemporaryDirectory() as folder:
+        bare = Path(folder, "kvcore-toy")
+        for name, text in render("toy", "Toy").items():
+            file = bare / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        return {
+            "toy-bare.txt": _with_plugin(bare, "devices --platform toy", {}),
+            "toy-absent.txt": _with_plugin(TOY, "devices --platform toy", {}),
+            "toy-devices.txt": _with_plugin(TOY, "devices --platform toy", CARDS),
+            "toy-plan.txt": _with_plugin(TOY, f"plan {MODEL} --platform toy --weights 16MiB", CARDS),
+            "toy-allocate.txt": _with_plugin(TOY, f"allocate {MODEL} --platform toy --kv-cache-memory 64MiB", CARDS),
+        }
+
+
+def _with_plugin(project: Path, line: str, environ: dict[str, str]) -> str:
+    """The output of ``kvcore LINE`` in a process that has the plugin of ``project`` as pip installs it."""
+    with tempfile.TemporaryDirectory() as site:
+        info = Path(site, "kvcore_toy-0.1.0.dist-info")
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvcore-toy\nVersion: 0.1.0\n")
+        (info / "entry_points.txt").write_text("[kvcore]\ntoy = kvcore_toy:plugin\n")
+        path = os.pathsep.join((site, str(project / "src")))
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("KVCORE_")}
+        ran = subprocess.run(
+            [sys.executable, "-m", "kvcore", *shlex.split(line)],
+            env={**clean, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=DOCS.parent,
+            check=False,
+        )
+    return f"$ kvcore {line}\n{ran.stdout}"
 
 
 def _settings() -> str:

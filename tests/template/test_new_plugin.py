@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,28 +40,21 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def python(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """In a process that has the project's sources, and its entry point as an installation writes it."""
-    project = made_project(folder)
-    info = folder.parent / "site" / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    points = "".join(f"{name} = {value}\n" for name, value in project["entry-points"]["kvcore"].items())
-    (info / "entry_points.txt").write_text(f"[kvcore]\n{points}")
-    env = {k: v for k, v in os.environ.items() if not k.startswith("KVCORE_")}
-    env["PYTHONPATH"] = os.pathsep.join((str(info.parent), str(folder / "src")))
-    return subprocess.run(
-        [sys.executable, "-W", "error", *command], env=env, capture_output=True, text=True, timeout=60, cwd=folder
-    )
+@pytest.fixture
+def python(as_installed: Callable[[Path], str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``python(folder, *arguments)`` in a process that has the project in ``folder``."""
+
+    def run_in(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+        env = {k: v for k, v in os.environ.items() if not k.startswith("KVCORE_")}
+        env["PYTHONPATH"] = as_installed(folder)
+        return subprocess.run(
+            [sys.executable, "-W", "error", *command], env=env, capture_output=True, text=True, timeout=60, cwd=folder
+        )
+
+    return run_in
 
 
-def made_project(folder: Path) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    found: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return found
+Python = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_the_answer_names_what_was_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +161,7 @@ def test_mypy_finds_a_hook_with_another_signature_and_nothing_else(tmp_path: Pat
     assert all("kvcore_release" in error or "BlockSizer" in error for error in errors)
 
 
-def test_it_is_loaded_and_every_hook_says_that_it_is_not_offered(tmp_path: Path) -> None:
+def test_it_is_loaded_and_every_hook_says_that_it_is_not_offered(tmp_path: Path, python: Python) -> None:
     folder = made(tmp_path)
     ran = python(folder, "-m", "kvcore", "plugins", "--json")
     (record,) = (p for p in json.loads(ran.stdout)["data"]["plugins"] if p["name"] == "big-chip")
@@ -195,7 +189,7 @@ def test_it_is_loaded_and_every_hook_says_that_it_is_not_offered(tmp_path: Path)
     assert declared == {c.value: "not_implemented" for c in Capability}
 
 
-def test_kvcore_does_not_pass_over_a_platform_that_cannot_say(tmp_path: Path) -> None:
+def test_kvcore_does_not_pass_over_a_platform_that_cannot_say(tmp_path: Path, python: Python) -> None:
     model = ROOT / "examples/models/qwen3-30b-a3b.json"
     ran = python(made(tmp_path), "-m", "kvcore", "plan", str(model), "--tp", "4", "--json")
     assert ran.returncode == 3

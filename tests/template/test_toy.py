@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +21,22 @@ CARDS = "TOY-5f3a:1GiB:96MiB,TOY-81c0:1GiB:96MiB"
 MODEL = "examples/models/qwen3-30b-a3b.json"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The metadata that an installation writes: the entry point of the toy's pyproject.toml."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    project = tomllib.loads((TOY / "pyproject.toml").read_text())["project"]
-    folder = tmp_path_factory.mktemp("site")
-    info = folder / f"kvcore_toy-{project['version']}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    (info / "entry_points.txt").write_text(f"[kvcore]\ntoy = {project['entry-points']['kvcore']['toy']}\n")
-    return folder
+Kvcore = Callable[..., tuple[int, Any]]
 
 
-def kvcore(site: Path, *arguments: str, **environ: str) -> tuple[int, Any]:
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("KVCORE_", "TOY_"))}
-    env["PYTHONPATH"] = os.pathsep.join((str(site), str(TOY / "src")))
-    command = [sys.executable, "-W", "error", "-m", "kvcore", *arguments, "--json"]
-    ran = subprocess.run(command, env={**env, **environ}, capture_output=True, text=True, timeout=100, cwd=ROOT)
-    assert ran.stdout, ran.stderr
-    return ran.returncode, json.loads(ran.stdout)
+@pytest.fixture
+def kvcore(as_installed: Callable[[Path], str]) -> Kvcore:
+    """``kvcore(*arguments)`` in a process that has the toy; keywords are environment variables."""
+
+    def call(*arguments: str, **environ: str) -> tuple[int, Any]:
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("KVCORE_", "TOY_"))}
+        env["PYTHONPATH"] = as_installed(TOY)
+        command = [sys.executable, "-W", "error", "-m", "kvcore", *arguments, "--json"]
+        ran = subprocess.run(command, env={**env, **environ}, capture_output=True, text=True, timeout=100, cwd=ROOT)
+        assert ran.stdout, ran.stderr
+        return ran.returncode, json.loads(ran.stdout)
+
+    return call
 
 
 def test_it_is_the_template_filled_in() -> None:
@@ -52,8 +46,8 @@ def test_it_is_the_template_filled_in() -> None:
             assert (TOY / name).read_text(encoding="utf-8") == text, f"examples/kvcore-toy/{name} has drifted"
 
 
-def test_the_suite_passes(site: Path) -> None:
-    status, answer = kvcore(site, "conformance", "toy", TOY_CARDS=CARDS)
+def test_the_suite_passes(kvcore: Kvcore) -> None:
+    status, answer = kvcore("conformance", "toy", TOY_CARDS=CARDS)
     (platform,) = answer["data"]["platforms"]
     outcomes = {record["check"]: record["outcome"] for record in answer["data"]["records"]}
     assert status == 0
@@ -64,21 +58,21 @@ def test_the_suite_passes(site: Path) -> None:
     }
 
 
-def test_without_cards_it_is_absent_and_badly_described_unusable(site: Path) -> None:
+def test_without_cards_it_is_absent_and_badly_described_unusable(kvcore: Kvcore) -> None:
     for cards, state in (("", "absent"), ("TOY-1", "unusable"), ("TOY-1:1GiX:0", "unusable")):
-        _, answer = kvcore(site, "doctor", TOY_CARDS=cards)
+        _, answer = kvcore("doctor", TOY_CARDS=cards)
         (found,) = (p["detection"] for p in answer["data"]["plugins"] if p["name"] == "toy")
         assert found["state"] == state, cards
         assert "TOY_CARDS" in found["hint"]
 
 
-def test_kvcore_plans_and_allocates_on_it(site: Path) -> None:
+def test_kvcore_plans_and_allocates_on_it(kvcore: Kvcore) -> None:
     settings = ("--tp", "4", "--platform", "toy", "--max-model-len", "128")
-    status, answer = kvcore(site, "plan", MODEL, *settings, TOY_CARDS=CARDS)
+    status, answer = kvcore("plan", MODEL, *settings, TOY_CARDS=CARDS)
     assert status == 0
     assert answer["data"]["cache_bytes"] == 96 * 1024**2
     status, answer = kvcore(
-        site, "allocate", MODEL, *settings, "--device", "TOY-81c0", "--kv-cache-memory", "32MiB", TOY_CARDS=CARDS
+        "allocate", MODEL, *settings, "--device", "TOY-81c0", "--kv-cache-memory", "32MiB", TOY_CARDS=CARDS
     )
     assert status == 0
     found = answer["data"]["allocation"]

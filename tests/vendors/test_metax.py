@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,11 +15,6 @@ from typing import Any
 import pytest
 
 from .conftest import GIB, PCIS, ROOT, UUIDS, Libraries, Machine, compile_library
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 KIB, MIB = 1024, 1024**2
 PLUGIN = ROOT / "plugins" / "metax"
@@ -48,25 +42,19 @@ def metax_libraries(tmp_path_factory: pytest.TempPathFactory) -> MetaxLibraries:
     return MetaxLibraries(tmp_path_factory.mktemp("metax"))
 
 
-def installed(folder: Path) -> str:
-    """A PYTHONPATH on which the plugin is a distribution with the entry point of its pyproject.toml."""
-    project = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
-    info = folder / "site" / f"kvcore_metax-{project['version']}.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    points = "".join(f"{name} = {value}\n" for name, value in project["entry-points"]["kvcore"].items())
-    (info / "entry_points.txt").write_text(f"[kvcore]\n{points}")
-    return f"{folder / 'site'}:{PLUGIN / 'src'}"
-
-
 @pytest.fixture
-def metax(tmp_path: Path, metax_libraries: MetaxLibraries, monkeypatch: pytest.MonkeyPatch) -> Make:
+def metax(
+    tmp_path: Path,
+    metax_libraries: MetaxLibraries,
+    as_installed: Callable[[Path], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Make:
     """``metax("mxsml")``: a machine with these parts and the plugin."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
     def make(*parts: str) -> Machine:
-        return Machine(tmp_path, metax_libraries, parts, {"PYTHONPATH": installed(tmp_path)})
+        return Machine(tmp_path, metax_libraries, parts, {"PYTHONPATH": as_installed(PLUGIN)})
 
     return make
 
