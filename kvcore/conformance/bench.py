@@ -150,10 +150,10 @@ class Bench:
         return min(figures)
 
     def chunk(self, device: Device) -> int:
-        """A size that is large beside noise and small beside the device: whole granules."""
+        """A size that is large beside noise and granules, and small beside the device."""
         granule = self.limits(device).granularity
         wanted = min(self.setting.largest_bytes, self.free(device) // 8)
-        return max(granule, wanted // granule * granule)
+        return max(4 * granule, wanted // granule * granule)
 
     def filled(self, device: Device) -> list[Buffer]:
         """Buffers until the device refuses, in halving sizes; a sixty-fourth of what is free may stay."""

@@ -9,6 +9,7 @@ being when written, so that a large card can be rehearsed on a small machine.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -55,6 +56,7 @@ class ReplayBlockSizer(BufferHooks):
         self._loaded: dict[str, DeviceFacts] | None = None
         self._held: dict[str, int] = {}
         self._peak: dict[str, int] = {}
+        self._counting = threading.Lock()
         self._room = Room(host_room, committable_room)
 
     @hookimpl
@@ -84,8 +86,7 @@ class ReplayBlockSizer(BufferHooks):
     @hookimpl
     def kvcore_read_memory(self, device: Device) -> list[Reading]:
         """The profile's readings, less what has been allocated here since."""
-        held = self._held.get(device.key, 0)
-        return [_after(reading, held) for reading in self._of(device).readings]
+        return self._readings(device)
 
     @hookimpl
     def kvcore_memory_stats(self, device: Device) -> MemoryStats:
@@ -119,18 +120,20 @@ class ReplayBlockSizer(BufferHooks):
         limits = self._of(device).allocation
         nbytes = -(-request.nbytes // limits.granularity) * limits.granularity
         self._check_largest(device, request, limits)
-        self._check_free(device, request, nbytes)
-        block = HostBlock(request.name, nbytes, commit=not self._in_address_space(), room=self._room)
-        held = self._held.get(device.key, 0) + nbytes
-        self._held[device.key] = held
-        self._peak[device.key] = max(held, self._peak.get(device.key, 0))
+        with self._counting:
+            self._check_free(device, request, nbytes)
+            block = HostBlock(request.name, nbytes, commit=not self._in_address_space(), room=self._room)
+            held = self._held.get(device.key, 0) + nbytes
+            self._held[device.key] = held
+            self._peak[device.key] = max(held, self._peak.get(device.key, 0))
         return Buffer(request.name, device, nbytes, block.committed, block)
 
     @hookimpl
     def kvcore_release(self, buffer: Buffer) -> int:
         """Give back what the buffer held."""
         freed = super().kvcore_release(buffer)
-        self._held[buffer.device.key] -= freed
+        with self._counting:
+            self._held[buffer.device.key] -= freed
         return freed
 
     def _in_address_space(self) -> bool:
@@ -181,6 +184,10 @@ class ReplayBlockSizer(BufferHooks):
             )
         return facts
 
+    def _readings(self, device: Device) -> list[Reading]:
+        held = self._held.get(device.key, 0)
+        return [_after(reading, held) for reading in self._of(device).readings]
+
     def _check_largest(self, device: Device, request: AllocationRequest, limits: AllocationLimits) -> None:
         for unit, asked, most in (
             ("bytes", request.nbytes, limits.max_bytes),
@@ -196,7 +203,7 @@ class ReplayBlockSizer(BufferHooks):
                 )
 
     def _check_free(self, device: Device, request: AllocationRequest, nbytes: int) -> None:
-        readings = self.kvcore_read_memory(device)
+        readings = self._readings(device)
         free = min((r.free for r in readings if r.free is not None), default=None)
         if free is None:
             raise DeviceError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -12,7 +13,8 @@ from kvcore.conformance.bench import Bench
 from kvcore.conformance.check import NotApplicable, check
 from kvcore.contract.capabilities import Capability
 from kvcore.contract.facts import DeviceFacts, Limit, LimitUnit
-from kvcore.contract.hookspecs import BlockSizer, Observer, hookimpl
+from kvcore.contract.hookspecs import Observer, hookimpl
+from kvcore.errors import KvcoreError
 from kvcore.handle import PlatformHandle
 
 ALLOCATE, RAW, READ, LIMITS = (
@@ -79,7 +81,8 @@ def no_hook_is_told_a_number_of_blocks(bench: Bench) -> None:
 
     undo = bench.manager.add_hookcall_monitoring(before, lambda *_: None)
     try:
-        _round_trip(bench)
+        with contextlib.suppress(KvcoreError):  # what else is wrong is CON-005's finding
+            _round_trip(bench)
     finally:
         undo()
     bench.expect(not told, "every hook of an allocation", got=told, expected=f"no argument that is {BLOCKS}")
@@ -132,10 +135,10 @@ def wrappers_still_run(bench: Bench) -> None:
             calls.append("read_memory")
             return answer
 
-    for name in (name for name in vars(BlockSizer) if name.startswith("kvcore_")):
-        for found in getattr(bench.manager.hook, name).get_hookimpls():
+    for caller in bench.manager.get_hookcallers(bench.plugin) or ():
+        for found in caller.get_hookimpls():
             plain = not (found.wrapper or found.hookwrapper)
-            bench.expect(plain, f"{name} of the plugin", got="a wrapper", expected="a plain implementation")
+            bench.expect(plain, f"{caller.name} of the plugin", got="a wrapper", expected="a plain implementation")
     wrapper = Wrapper()
     bench.manager.register(wrapper, "conformance-wrapper")
     try:
