@@ -101,12 +101,10 @@ class Suite:
     def run(self, platform: str, check: Check) -> Record:
         """One check on one platform."""
         from kvcore.conformance.run import PlatformRun
-        from kvcore.conformance.setting import built_in
 
         if self._run is None or self._run.setting.platform != platform:
             self.close()
-            given = self._config.hook.pytest_kvcore_setting(config=self._config, platform=platform)
-            self._run = PlatformRun(given or built_in(platform), self._known.expected_of(platform))
+            self._run = PlatformRun(_setting(self._config, platform), self._known.expected_of(platform))
         record: Record = self._run.run(check)
         self.records.append(record)
         return record
@@ -119,6 +117,7 @@ class Suite:
 
 
 _SUITE: pytest.StashKey[Suite] = pytest.StashKey()
+_SETTINGS: pytest.StashKey[dict[str, Setting]] = pytest.StashKey()
 
 
 @pytest.hookimpl(trylast=True)
@@ -155,6 +154,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"  {platform}: {outcome}: {reason}")
 
 
+def _setting(config: pytest.Config, platform: str) -> Setting:
+    """The project's own setting of ``platform``, asked for once a session, else the usual one."""
+    from kvcore.conformance.setting import built_in
+
+    known = config.stash.setdefault(_SETTINGS, {})
+    if platform not in known:
+        known[platform] = config.hook.pytest_kvcore_setting(config=config, platform=platform) or built_in(platform)
+    return known[platform]
+
+
 def _platforms(config: pytest.Config) -> list[str]:
     """Those asked for, else the project's own, else all that are installed; each must be there."""
     from importlib.metadata import entry_points
@@ -165,8 +174,7 @@ def _platforms(config: pytest.Config) -> list[str]:
     installed = sorted({entry.name for entry in entry_points(group="kvcore")})
     names = asked or installed
     for name in names:
-        given = config.hook.pytest_kvcore_setting(config=config, platform=name)
-        if name not in installed and (given is None or given.plugin is None):
+        if name not in installed and _setting(config, name).plugin is None:
             raise pytest.UsageError(f"kvcore platform {name} is not installed (there are: {', '.join(installed)})")
     if not names:
         raise pytest.UsageError("no kvcore platform is installed: pip install kvcore")

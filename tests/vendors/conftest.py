@@ -47,6 +47,7 @@ class Libraries:
             "ixml": ("libixml.so", "nvml.c", "-DIXML"),
             "ixml_plain": ("libixml.so", "nvml.c", "-DIXML", "-DPLAIN_INIT", "-DNO_V2"),
             "upnp": ("libixml.so", "upnp.c"),
+            "mxsml": ("libmxsml.so", "mxsml.c"),
         }[name]
         target = self._folder / name / file
         if not target.exists():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from kvcore.contract.facts import MemoryStats, TensorView
@@ -13,7 +15,24 @@ from kvcore.contract.runtimes.interface import Allocation, Runtime, RuntimeDevic
 from kvcore.errors import CapabilityMissing, OutOfMemory
 from kvcore.units import format_bytes
 
-__all__ = ["TorchRuntime"]
+__all__ = ["TorchRuntime", "built_for_cuda"]
+
+
+def built_for_cuda() -> bool:
+    """Whether the torch that is installed is built for CUDA; it is not imported.
+
+    ``torch/version.py`` is written when torch is built, with a line ``cuda: Optional[str] = None`` or a version. A torch
+    without such a line is taken for one that is: then its import says.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return True
+    said = re.search(r"^cuda\b[^=]*=\s*(.+)$", text, re.MULTILINE)
+    return said is None or said[1].strip() != "None"
 
 
 class TorchRuntime(Runtime):
@@ -26,7 +45,7 @@ class TorchRuntime(Runtime):
         self._module: Any = None
 
     def installed(self) -> bool:
-        """Whether torch is here; whether its build has CUDA is known when it has been imported."""
+        """Whether torch is here; whether it sees a device is known when it has been imported."""
         return importlib.util.find_spec("torch") is not None
 
     def imported(self) -> bool:

@@ -41,6 +41,7 @@ from kvcore.contract.runtimes.management import (
     memory_readings,
     refusal,
 )
+from kvcore.contract.runtimes.on_torch import built_for_cuda
 from kvcore.contract.runtimes.softlimit import soft_limit_reading
 from kvcore.contract.runtimes.unified import unified_readings, unified_reserve
 from kvcore.errors import CapabilityMissing, DeviceError, KvcoreError, OutOfMemory
@@ -174,6 +175,8 @@ class AcceleratorPlatform(BufferHooks, PlatformBase):
             )
         if "torch" not in installed:
             capabilities[Capability.TENSOR_TORCH] = unsupported("torch is not installed")
+        elif not built_for_cuda():
+            capabilities[Capability.TENSOR_TORCH] = unsupported("the torch that is installed is not built for CUDA")
         return capabilities
 
     def survey(self) -> tuple[Management | None, list[Card], list[Reading]]:
