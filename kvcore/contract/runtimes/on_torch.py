@@ -21,8 +21,8 @@ __all__ = ["TorchRuntime", "built_for_cuda"]
 def built_for_cuda() -> bool:
     """Whether the torch that is installed is built for CUDA; it is not imported.
 
-    ``torch/version.py`` is written when torch is built, with a line ``cuda: Optional[str] = None`` or a version. A torch
-    without such a line is taken for one that is: then its import says.
+    ``torch/version.py`` is written when torch is built, with a line ``cuda: Optional[str] = None`` or a version. A
+    torch without such a line is taken for one that is: then its import says.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
