@@ -12,7 +12,10 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from kvcore.contract.facts import MemoryStats, TensorView
@@ -22,8 +25,8 @@ from kvcore.units import format_bytes
 
 __all__ = ["PaddleRuntime"]
 
-#: Bytes that one copy moves while a buffer is zeroed or filled.
-CHUNK = 32 * 1024**2
+#: Bytes that come from the host when a buffer is filled; the rest is copied from them on the device, which may be full.
+CHUNK = 64 * 1024
 #: The integer type that stands for elements of a size: it counts as many elements as the engine's own type.
 DTYPES = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
@@ -42,6 +45,7 @@ class PaddleRuntime(Runtime):
         self._kind = kind
         self._distributions = distributions
         self._module: Any = None
+        self._starting = threading.Lock()
 
     def installed(self) -> bool:
         """Whether a build for this kind of device is installed: the package alone may be a build for the CPU."""
@@ -58,8 +62,11 @@ class PaddleRuntime(Runtime):
 
     def start(self) -> None:
         """Import Paddle and look whether it sees such a device; a call for one that is not there ends the process."""
-        if self._module is not None:
-            return
+        with self._starting:  # a second thread would find a Paddle that is half imported
+            if self._module is None:
+                self._module = self._load()
+
+    def _load(self) -> Any:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -69,7 +76,7 @@ class PaddleRuntime(Runtime):
         reason = self._missing(paddle)
         if reason is not None:
             raise RuntimeUnavailable(reason)
-        self._module = paddle
+        return paddle
 
     def _missing(self, paddle: Any) -> str | None:
         if self._kind == "cpu":
@@ -169,19 +176,24 @@ class _PaddleAllocation(Allocation):
             raise
 
     def _empty(self, count: int, dtype: str) -> Any:
-        try:
+        with self._refusals("Paddle could not allocate", self.nbytes):
             return self._runtime.module.empty([count], dtype=dtype, device=self._place)
+
+    @contextmanager
+    def _refusals(self, what: str, nbytes: int) -> Iterator[None]:
+        """Paddle's refusals as kvcore's: MemoryError from the host and the GPU, OSError from a custom device."""
+        try:
+            yield
         except (MemoryError, OSError, RuntimeError) as error:
-            # Refusals come as MemoryError from the host and the GPU, as OSError from a custom device.
             text = str(error)
             full = isinstance(error, (MemoryError, OSError)) or "ResourceExhausted" in text or "ut of memory" in text
             kind: type[DeviceError] = OutOfMemory if full else DeviceError
             raise kind(
-                "Paddle could not allocate",
+                what,
                 code="KV-OOM-001" if full else "KV-DEV-028",
                 where=f"{self.name} on {self._place}",
                 got=text.strip().splitlines()[-1][:300] if text.strip() else type(error).__name__,
-                expected=f"{self.nbytes:,} bytes ({format_bytes(self.nbytes)})",
+                expected=f"{nbytes:,} bytes ({format_bytes(nbytes)})",
             ) from error
 
     def _give_back(self) -> None:
@@ -192,9 +204,9 @@ class _PaddleAllocation(Allocation):
         return self._tensor.view("uint8")[offset : offset + nbytes]
 
     def _copy(self, offset: int, source: Any) -> None:
-        paddle = self._runtime.module
-        moved = paddle.to_tensor(source, place=self._place)
-        self._bytes(offset, source.size).copy_(moved, True)
+        with self._refusals("Paddle could not copy to the device", source.size):
+            moved = self._runtime.module.to_tensor(source, place=self._place)
+            self._bytes(offset, source.size).copy_(moved, True)
 
     def write(self, offset: int, data: bytes) -> None:
         """A tensor of the data, copied into a slice."""
@@ -207,21 +219,25 @@ class _PaddleAllocation(Allocation):
     def read(self, offset: int, nbytes: int) -> bytes:
         """A copy of the slice: reading a view of it would copy the whole tensor to the host."""
         self.span(offset, nbytes)
-        return bytes(self._bytes(offset, nbytes).clone().numpy().tobytes()) if nbytes else b""
+        if not nbytes:
+            return b""
+        with self._refusals("Paddle could not copy from the device", nbytes):
+            return bytes(self._bytes(offset, nbytes).clone().numpy().tobytes())
 
     def fill(self, offset: int, nbytes: int, value: int) -> None:
-        """The value, copied slice by slice."""
+        """A small piece from the host, then what is filled is copied to what is not, twice as much each time."""
         self.span(offset, nbytes)
         if not nbytes:
             return
         import numpy as np
 
-        paddle = self._runtime.module
-        size = min(CHUNK, nbytes)
-        source = paddle.to_tensor(np.full(size, value, dtype=np.uint8), place=self._place)
-        for start in range(offset, offset + nbytes, size):
-            part = min(size, offset + nbytes - start)
-            self._bytes(start, part).copy_(source if part == size else source[:part].clone(), True)
+        done = min(CHUNK, nbytes)
+        self._copy(offset, np.full(done, value, dtype=np.uint8))
+        with self._refusals("Paddle could not copy on the device", nbytes):
+            while done < nbytes:
+                part = min(done, nbytes - done)
+                self._bytes(offset + done, part).copy_(self._bytes(offset, part), True)
+                done += part
 
     def tensor(self, view: TensorView, framework: str) -> object:
         """A view for Paddle; for torch the same memory through DLPack."""
