@@ -413,3 +413,42 @@ def test_it_conforms_as_far_as_it_goes_without_paddle(metax: Make) -> None:
     assert not failed, json.dumps(failed, indent=1)
     assert ran.status == 0
     assert data["platforms"][0]["counts"]["passed"] > 30, data["platforms"]
+
+
+def test_it_conforms_with_paddle(with_paddle: Machine) -> None:
+    """Every check, on two devices of the real Paddle over a simulated plug-in.
+
+    TEN-001 writes one element through a tensor. The simulated plug-in has no kernels, so Paddle computes that on the
+    CPU and the write is lost (see on_paddle.py); MetaX's own has them.
+    """
+    with_paddle.set({"0.pids": f"4711:{GIB // 2},self:0", "1.pids": "self:0", "0.free": GIB})
+    data = with_paddle.kvcore("conformance", "metax", "--json").json["data"]
+    failed = {record["check"]: record["explained"] for record in data["records"] if record["outcome"] == "failed"}
+    assert set(failed) == {"TEN-001"}, "\n\n".join(failed.values())
+    assert data["platforms"][0]["counts"] == {"passed": len(data["records"]) - 1, "failed": 1}
+    assert sum(with_paddle.held()) == 0
+
+
+def test_the_first_use_may_come_from_several_threads(with_paddle: Machine) -> None:
+    """Each of them starts Paddle; a Paddle that is half imported refuses dtypes that it knows."""
+    answer = with_paddle.ask(
+        """
+        import threading
+        from kvcore_metax.platform import plugin
+        device = plugin.kvcore_devices()[0]
+        failed = []
+        def work():
+            try:
+                buffer = plugin.kvcore_allocate(device, AllocationRequest("t", 1 << 20, 256, 1 << 20))
+                plugin.kvcore_release(buffer)
+            except Exception as error:
+                failed.append(repr(error))
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        answer = failed
+        """
+    )
+    assert answer == []
