@@ -8,6 +8,7 @@ A test compares the pages with what this makes.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import inspect
 import io
 import json
@@ -18,9 +19,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from kvcore.cli.app import VERBS, run
 from kvcore.cli.new_plugin import render
+from kvcore.conformance.check import Check, all_checks
 from kvcore.contract import hookspecs
 from kvcore.settings import SETTINGS
 
@@ -52,7 +55,49 @@ def pages() -> dict[str, str]:
     made = {f"generated/{name}": _output(line) for name, line in OUTPUTS.items()}
     made |= {f"generated/{name}": text for name, text in _tutorial_outputs().items()}
     made |= {"settings.md": _settings(), "cli.md": _cli(), "hooks.md": _hooks()}
-    return {**made, "the-40000-cap.md": _story("the-40000-cap.md.in")}
+    return {**made, "the-40000-cap.md": _story("the-40000-cap.md.in"), **_conformance()}
+
+
+def _conformance() -> dict[str, str]:
+    """A page for every check, and the index with the table of lies and what finds them."""
+    checks, mutants = all_checks(), _mutants()
+    text = (DOCS / "conformance" / "index.md.in").read_text(encoding="utf-8")
+    rows = [f"| [{c.id}]({c.id}.md) | {c.title} | {c.level.value} |" for c in checks.values()]
+    text = text.replace("{{checks}}", "\n".join(["| check | what holds | level |", "|---|---|---|", *rows]))
+    rows = [f"| {m.__name__} | {_lie(m)} | {', '.join(sorted(m.kills))} |" for m in mutants]
+    text = text.replace("{{mutants}}", "\n".join(["| mutant | its lie | found by |", "|---|---|---|", *rows]))
+    pages = {f"conformance/{check.id}.md": _check_page(check, mutants) for check in checks.values()}
+    return {"conformance/index.md": text, **pages}
+
+
+def _check_page(check: Check, mutants: list[Any]) -> str:
+    needs = ", ".join(capability.name for capability in check.needs) or "nothing"
+    where = f"../../kvcore/conformance/checks/{check.run.__module__.rpartition('.')[2]}.py"
+    found = [f"- {_lie(mutant)} ({mutant.__name__})" for mutant in mutants if check.id in mutant.kills]
+    facts = f"Level {check.level.value}, since contract {check.since}, needs {needs}"
+    lines = [f"# {check.id}: {check.name.replace('_', ' ')}", "", check.title, ""]
+    lines += [f"{facts}{', in a process of its own' if check.fresh else ''}.", ""]
+    lines += ["## Why", "", f"{check.why[:1].upper()}{check.why[1:]}", ""]
+    lines += ["## How to fix", "", f"{check.fix[:1].upper()}{check.fix[1:]}", ""]
+    lines += ["## Lies that it finds", "", *found, ""]
+    lines += ["## The check", "", f"```{{literalinclude}} {where}", f":pyobject: {check.name}", "```", ""]
+    return "\n".join(lines)
+
+
+def _mutants() -> list[Any]:
+    """The mutants of the suite's own tests that tell a lie: their common bases tell none."""
+    path = DOCS.parent / "tests" / "conformance" / "mutants.py"
+    spec = importlib.util.spec_from_file_location("kvcore_mutants", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return [mutant for mutant in module.MUTANTS.values() if mutant.kills]
+
+
+def _lie(mutant: Any) -> str:
+    return " ".join(str(mutant.__doc__).split())
 
 
 def _story(template: str) -> str:
@@ -190,6 +235,7 @@ def main() -> None:
     os.chdir(DOCS.parent)
     os.environ["COLUMNS"] = "80"  # help texts wrap at the terminal's width
     (DOCS / "generated").mkdir(exist_ok=True)
+    (DOCS / "conformance").mkdir(exist_ok=True)
     for name, text in pages().items():
         (DOCS / name).write_text(text, encoding="utf-8")
 

@@ -118,7 +118,6 @@ class KibForBytes(Readings):
         "MEM-010",
         "MEM-011",
         "MEM-012",
-        "MEM-013",
     }
 
     def lie(self, reading: Reading) -> Reading:
@@ -647,17 +646,7 @@ class ReleasesLater(Honest):
     """What is released comes back with the next allocation."""
 
     capabilities: ClassVar = without(Capability.THREADS)
-    kills: ClassVar = {
-        "ALC-004",
-        "ALC-007",
-        "ALC-008",
-        "MEM-009",
-        "MEM-010",
-        "MEM-011",
-        "MEM-012",
-        "MEM-013",
-        "STA-001",
-    }
+    kills: ClassVar = {"ALC-004", "ALC-007", "ALC-008", "MEM-009", "MEM-011", "STA-001"}
 
     @hookimpl
     def kvcore_allocate(self, device: Device, request: AllocationRequest) -> Buffer:

@@ -39,7 +39,7 @@ def odd_pieces_stay_where_they_are_put(bench: Bench) -> None:
     """A write of odd length at an odd offset changes these bytes and no other.
 
     Why: copies in words of four or eight bytes touch a neighbour's block.
-    Fix: copy bytes.
+    Fix: copy bytes, not words; pass the length that was asked for.
     """
     buffer = bench.allocate(bench.chunk(bench.device()))
     bench.fill(buffer, 0, 256, 0x11)

@@ -18,6 +18,7 @@ ALLOCATE, RAW = Capability.ALLOCATE, Capability.RAW_ACCESS
 
 def _frameworks(bench: Bench) -> Iterator[str]:
     """Those that the platform offers and that are installed; at least one."""
+    bench.device()
     offered = [name for capability, name in TENSORS.items() if bench.supports(capability)]
     installed = [name for name in offered if importlib.util.find_spec(name) is not None]
     if not installed:
