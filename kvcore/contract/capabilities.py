@@ -61,7 +61,10 @@ FULL = Supported(Support.FULL)
 
 
 def unsupported(reason: str) -> Supported:
-    """The hardware or runtime cannot do it; the hook must raise :class:`~kvcore.errors.CapabilityMissing`."""
+    """The hardware or runtime cannot do it, or what it takes is not installed here.
+
+    The hook must raise :class:`~kvcore.errors.CapabilityMissing`.
+    """
     return Supported(Support.UNSUPPORTED, reason)
 
 
@@ -74,7 +77,9 @@ def not_implemented(reason: str) -> Supported:
 class PlatformInfo:
     """The answer of ``kvcore_platform``: who this is, for which contract, and what it can do.
 
-    ``accelerator`` is False for platforms that need no choice between vendors: the host and replayed devices.
+    ``name`` is the entry point's. ``contract`` is the version that the plugin was written for, as a literal: one that
+    is imported would always be the newest. ``accelerator`` is False for platforms that need no choice between vendors:
+    the host and replayed devices.
     """
 
     name: str

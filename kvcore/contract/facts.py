@@ -39,7 +39,7 @@ class DetectionState(str, Enum):
     """What ``kvcore_detect`` found. Only ABSENT lets kvcore fall back to the CPU."""
 
     AVAILABLE = "available"  #: devices are here and can be used
-    ABSENT = "absent"  #: neither hardware nor driver of this vendor is here
+    ABSENT = "absent"  #: no hardware of this vendor is here; a driver's library alone is no hardware
     UNUSABLE = "unusable"  #: hardware or a driver is here, but it cannot be used; the reason says why
 
 
@@ -53,7 +53,10 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """The answer of ``kvcore_detect``: state, one sentence of reason, evidence, and what would make it available."""
+    """The answer of ``kvcore_detect``: state, one sentence of reason, evidence, and what would make it available.
+
+    ``evidence`` is there if the state is AVAILABLE, ``hint`` if it is not.
+    """
 
     state: DetectionState
     reason: str
@@ -120,9 +123,11 @@ class Basis(str, Enum):
 class Reading:
     """What one source measured at one moment, all figures of one pool, in bytes.
 
-    ``own`` is what this process itself holds there, by a counter of this process, never by a difference of
-    device-wide figures. ``reserved`` is what the driver keeps. A source that was tried and gave nothing is a
-    reading whose figures are all None and whose ``skipped`` says why.
+    ``source`` is a short name, such as ``nvml_v2``; one device can have several. ``free`` may be total less used where
+    both come from one call. ``used`` is without ``reserved``, which is what the driver keeps. ``own`` is what this
+    process itself holds there, by a counter of this process, never by a difference of device-wide figures.
+
+    A source that was tried and gave nothing is a reading whose figures are all None and whose ``skipped`` says why.
     """
 
     source: str
@@ -244,7 +249,11 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class AllocationRequest:
-    """One allocation: all of ``nbytes``, zeroed and committed, or an :class:`~kvcore.errors.OutOfMemory`."""
+    """One allocation: all of ``nbytes``, zeroed and committed, or an :class:`~kvcore.errors.OutOfMemory`.
+
+    ``elements`` is how many elements the engine's tensor has, so that ``nbytes // elements`` is the size of one;
+    ``alignment`` is what the platform's own :class:`AllocationLimits` state.
+    """
 
     name: str
     nbytes: int
@@ -256,6 +265,8 @@ class AllocationRequest:
 class Buffer:
     """Memory that a platform handed out. ``handle`` is the platform's own; nobody else looks into it.
 
+    ``name`` and ``device`` are those of the request, and ``nbytes`` is the request's, rounded up to the granularity:
+    the plan has rounded by the same rule, and more or less than that is refused.
     ``committed_bytes`` is how much of it is backed by real memory now: equal to ``nbytes`` unless the platform
     declares COMMIT unsupported.
     """

@@ -65,7 +65,7 @@ class BlockSizer(Protocol):
     def kvcore_detect(self) -> Detection:
         """Whether this vendor's hardware can be used by this process.
 
-        ABSENT means that neither hardware nor driver is here; UNUSABLE that something is here but does not work.
+        ABSENT means that no hardware is here, and lets kvcore use the CPU; UNUSABLE that it is here but does not work.
         Evidence names library paths, PCI vendors and counts. Must not create a context, allocate, change the
         environment or import a framework.
         """
@@ -81,8 +81,9 @@ class BlockSizer(Protocol):
     def kvcore_read_memory(self, device: Device) -> list[Reading]:
         """What each source says of the device's memory now, best source first.
 
-        One :class:`Reading` a source, also for a source that was tried and gave nothing (``skipped``). Must not
-        return 0 for unknown, mix figures of two pools in one reading, or return a budget.
+        One :class:`Reading` a source, also for a source that was tried and gave nothing (``skipped``). Raises
+        :class:`DeviceError` if the device, found by its key, is gone or not fit to be used. Must not return 0 for
+        unknown, mix figures of two pools in one reading, or return a budget.
         """
 
     @hookspec
@@ -99,7 +100,7 @@ class BlockSizer(Protocol):
 
     @hookspec
     def kvcore_allocate(self, device: Device, request: AllocationRequest) -> Buffer:
-        """All of ``request.nbytes``, zeroed and committed.
+        """All of ``request.nbytes``, rounded up to the granularity, zeroed and committed.
 
         Raises :class:`OutOfMemory` and leaves nothing behind if there is no room. Must not round down.
         """
