@@ -251,11 +251,13 @@ def _in_parallel(work: Callable[[int], None], parts: Sequence[int]) -> None:
 
 
 def _threads(nbytes: int) -> int:
-    """One a core, but not more than there are huge pages; only one where address space is rationed.
+    """One a core, but not more than there are huge pages; only one where address space or data is rationed.
 
-    A thread's stack and its allocator's arena take up to 72 MiB of address space, which RLIMIT_AS counts.
+    A thread's stack and its allocator's arena take up to 72 MiB of address space, which RLIMIT_AS counts, and the stack
+    RLIMIT_DATA too.
     """
-    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+    rationed = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    if any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in rationed):
         return 1
     return max(1, min(len(os.sched_getaffinity(0)), nbytes // HUGE_PAGE))
 

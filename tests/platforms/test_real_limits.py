@@ -71,3 +71,31 @@ def test_within_a_control_group(group: Path) -> None:
     assert fits["planned"] * 8 * 2 * 16 * 1024 > 200 * MIB
     over = run(8, 16, group=group, blocks=256 * MIB // (8 * 2 * 16 * 1024) + 1)
     assert "out_of_memory" in over, over
+
+
+FILL = """
+import resource
+from kvcore.contract import AllocationRequest
+from kvcore.errors import OutOfMemory
+from kvcore.registry import default_registry
+MIB = 1024**2
+platform = default_registry().platform("cpu")
+device = platform.device()
+with open("/proc/self/statm", encoding="ascii") as stream:
+    held = int(stream.read().split()[5]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_DATA, (held + 160 * MIB,) * 2)
+buffers, size = [], 156 * MIB
+while size >= MIB // 4:
+    try:
+        buffers.append(platform.allocate(device, AllocationRequest("t", size, 4096, size)))
+    except OutOfMemory:
+        size //= 2
+print(sum(buffer.nbytes for buffer in buffers) // MIB)
+"""
+
+
+def test_a_data_limit_is_filled_to_the_last_and_then_refused() -> None:
+    """Threads' stacks count against RLIMIT_DATA too: near the limit none can be started (Linux 4.7 and later)."""
+    ran = subprocess.run([sys.executable, "-c", FILL], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert 120 <= int(ran.stdout) <= 160
