@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvcore.api import agree as agree
     from kvcore.api import allocate as allocate
-    from kvcore.api import allocate_on_all_ranks as allocate_on_all_ranks
     from kvcore.api import audit as audit
     from kvcore.api import device_facts as device_facts
+    from kvcore.api import device_turn as device_turn
     from kvcore.api import layout as layout
     from kvcore.api import layouts as layouts
+    from kvcore.api import outcome as outcome
     from kvcore.api import plan as plan
     from kvcore.api import platform as platform
     from kvcore.api import policy as policy
@@ -42,11 +43,12 @@ _HOMES = {
     "Verification": "kvcore.cache.verify",
     "agree": "kvcore.api",
     "allocate": "kvcore.api",
-    "allocate_on_all_ranks": "kvcore.api",
     "audit": "kvcore.api",
     "device_facts": "kvcore.api",
+    "device_turn": "kvcore.api",
     "layout": "kvcore.api",
     "layouts": "kvcore.api",
+    "outcome": "kvcore.api",
     "plan": "kvcore.api",
     "platform": "kvcore.api",
     "policy": "kvcore.api",
@@ -65,11 +67,12 @@ __all__ = [
     "__version__",
     "agree",
     "allocate",
-    "allocate_on_all_ranks",
     "audit",
     "device_facts",
+    "device_turn",
     "layout",
     "layouts",
+    "outcome",
     "plan",
     "platform",
     "policy",

@@ -13,9 +13,10 @@ Names that end in a platform or device may be left out where there is one answer
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -30,11 +31,12 @@ from kvcore.geometry import ModelConfig, read_config
 from kvcore.geometry import layouts as _layouts
 from kvcore.handle import PlatformHandle
 from kvcore.profiling import Profile, profile_run
-from kvcore.ranks.agree import agree_on, allocate_together
-from kvcore.ranks.settle import AgreedPlan, Scope
+from kvcore.ranks.agree import agree_on, allocate_together, outcome_of, turn_on
+from kvcore.ranks.settle import AgreedPlan, Scope, needed_blocks
 from kvcore.registry import default_registry
 from kvcore.settings import policy_of, resolve
 from kvcore.sizing.budget import Baseline
+from kvcore.sizing.limits import largest_fitting
 from kvcore.sizing.plan import Alternative, Inputs, Plan, make_plan
 from kvcore.sizing.policy import OnShortage, Policy, ShareOf
 
@@ -45,11 +47,12 @@ if TYPE_CHECKING:
 __all__ = [
     "agree",
     "allocate",
-    "allocate_on_all_ranks",
     "audit",
     "device_facts",
+    "device_turn",
     "layout",
     "layouts",
+    "outcome",
     "plan",
     "platform",
     "policy",
@@ -250,28 +253,72 @@ def agree(
     return agree_on(outcome, group, timeout=timeout, scope=Scope(scope), replica=replica)
 
 
-def allocate_on_all_ranks(plan: Plan, group: object = None, *, timeout: float = 600.0, **options: Any) -> Cache:
-    """:func:`allocate` on every rank of ``group``, or on none: if one fails, all give back and raise the same error."""
-    return allocate_together(lambda: allocate(plan, **options), group, timeout=timeout)
+def outcome(make: Callable[[], Plan]) -> Plan | KvcoreError:
+    """The plan that ``make`` returns or the error that keeps it from one: what :func:`agree` takes.
+
+    ``make`` may profile, read and plan; whatever it raises is told to all ranks instead of leaving them waiting.
+    """
+    return outcome_of(make)
 
 
-def allocate(plan: Plan, device: Device | None = None, *, rank: int = 0, progress: Progress | None = None) -> Cache:
+def allocate(
+    plan: Plan | AgreedPlan,
+    device: Device | None = None,
+    *,
+    rank: int = 0,
+    group: object = None,
+    timeout: float = 600.0,
+    retries: int = 0,
+    progress: Progress | None = None,
+) -> Cache:
     """The cache of one rank of ``plan``, on the device it was planned for or on ``device``.
 
-    All or nothing: whatever fails, nothing stays allocated. Raises :class:`OutOfMemory` and
-    :class:`VerificationFailed`.
+    All or nothing: whatever fails, nothing stays allocated. An :class:`AgreedPlan`, or a ``group``, makes it a
+    collective: every rank of the group calls it, and if one fails, all give back what they had and raise the same
+    :class:`RanksDisagree` within ``timeout`` seconds. Out of memory is then tried again at most ``retries`` times, on
+    all ranks with fewer blocks: the cache's ``num_blocks`` are what counts.
+
+    Raises :class:`OutOfMemory`, :class:`VerificationFailed` and, as a collective, :class:`RanksDisagree`.
     """
-    held = plan.ranks[rank]
-    where = device if device is not None else (held.facts.device if held.facts is not None else None)
-    if where is None:
-        raise PlanError("the plan was made without a device", code="KV-PLAN-006", expected="a device to allocate on")
-    handle = default_registry().platform(where.platform)
-    granularity = handle.allocation_limits(where).granularity
-    cache = allocate_cache(
-        handle, where, held.layout.with_alignment(granularity), plan.num_blocks, progress=progress, released=_released
-    )
+    single = plan.plan if isinstance(plan, AgreedPlan) else plan
+    where, layout = _place(single, device, rank)
+
+    def of(num_blocks: int) -> Cache:
+        handle = default_registry().platform(where.platform)
+        return allocate_cache(handle, where, layout, num_blocks, progress=progress, released=_released)
+
+    if isinstance(plan, Plan) and group is None:
+        cache = of(plan.num_blocks)
+    else:
+        cache = allocate_together(
+            of,
+            single.num_blocks,
+            group,
+            timeout=timeout,
+            retries=retries,
+            needed=needed_blocks(single),
+            fitting=lambda nbytes: largest_fitting(layout, nbytes),
+        )
     _notify("kvcore_allocated", cache=cache)
     return cache
+
+
+@contextlib.contextmanager
+def device_turn(device: Device, group: object = None, *, timeout: float = 600.0) -> Iterator[None]:
+    """Hold a device while this engine reads, plans and allocates, so that no other counts the same memory.
+
+    ::
+
+        with kvcore.device_turn(device):
+            plan = kvcore.plan(layout, device)
+            cache = kvcore.allocate(plan)
+
+    An advisory lock of this host for the device's key, which ends with its holder. In a ``group`` of ranks (None takes
+    what this process has initialised) every rank calls it; those that share a device take one turn together. Raises
+    :class:`DeviceError` with the holder's process id after ``timeout`` seconds, or :class:`RanksDisagree` on all ranks.
+    """
+    with turn_on(device, group, timeout=timeout):
+        yield
 
 
 def verify(
@@ -330,6 +377,16 @@ def audit(plan: Plan, device: Device, *, rank: int = 0, measured: Iterable[Reser
     from kvcore.audit import audit_plan
 
     return audit_plan(default_registry().platform(device.platform), plan, device, rank=rank, measured=tuple(measured))
+
+
+def _place(plan: Plan, device: Device | None, rank: int) -> tuple[Device, CacheLayout]:
+    """The device of one rank of ``plan``, and its layout as that device allocates it."""
+    held = plan.ranks[rank]
+    where = device if device is not None else (held.facts.device if held.facts is not None else None)
+    if where is None:
+        raise PlanError("the plan was made without a device", code="KV-PLAN-006", expected="a device to allocate on")
+    granularity = default_registry().platform(where.platform).allocation_limits(where).granularity
+    return where, held.layout.with_alignment(granularity)
 
 
 def _aligned(layouts: tuple[CacheLayout, ...], facts: tuple[DeviceFacts | None, ...]) -> tuple[CacheLayout, ...]:

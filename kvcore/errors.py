@@ -191,10 +191,14 @@ class DeviceError(KvcoreError):
 
 
 class OutOfMemory(DeviceError):
-    """The device has no room for an allocation; nothing of the request stays allocated."""
+    """The device has no room for an allocation; nothing of the request stays allocated.
+
+    ``obtained_bytes`` is what an allocation of several buffers had before it was refused, and gave back.
+    """
 
     exit_code = 1
     default_code = "KV-OOM-001"
+    obtained_bytes: int | None = None
 
 
 class BufferMisuse(DeviceError):

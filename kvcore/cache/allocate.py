@@ -8,7 +8,7 @@ from types import TracebackType
 from kvcore.contract.capabilities import Capability
 from kvcore.contract.facts import AllocationRequest, Buffer, Device, TensorView
 from kvcore.contract.layout import CacheLayout, TensorSpec
-from kvcore.errors import BufferMisuse, KvcoreError, VerificationFailed
+from kvcore.errors import BufferMisuse, KvcoreError, OutOfMemory, VerificationFailed
 from kvcore.handle import PlatformHandle
 
 __all__ = ["Cache", "Progress", "Released", "allocate_cache"]
@@ -163,6 +163,8 @@ def allocate_cache(
         _check_outcome(platform, device, layout, num_blocks, buffers)
     except BaseException as error:
         _roll_back(platform, buffers, error)
+        if isinstance(error, OutOfMemory):
+            error.obtained_bytes = done
         raise
     return Cache(platform, device, layout, num_blocks, buffers, released)
 

@@ -9,6 +9,7 @@ collectives ignore the time-out that they are given.
 from __future__ import annotations
 
 import contextlib
+import struct
 import time
 import zlib
 from collections.abc import Sequence
@@ -117,11 +118,11 @@ class StoreGroup:
     def _gather_all(self, data: bytes) -> list[bytes]:
         headers = self._gather([len(data), zlib.crc32(data)])
         longest = max(1, *(length for length, _ in headers))
-        padded = list(data) + [0] * (longest - len(data))
-        payloads = self._gather(padded)
+        words = -(-longest // 8)  # integers of 64 bits: what every library gathers everywhere
+        payloads = self._gather(struct.unpack(f"<{words}q", data.ljust(8 * words, b"\0")))
         received = []
         for rank, ((length, checksum), payload) in enumerate(zip(headers, payloads, strict=True)):
-            raw = bytes(payload[:length])
+            raw = struct.pack(f"<{words}q", *payload)[:length]
             if zlib.crc32(raw) != checksum:
                 raise RanksDisagree(
                     "a rank's contribution was damaged on its way",

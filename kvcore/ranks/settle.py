@@ -16,7 +16,7 @@ from kvcore.errors import KvcoreError, RanksDisagree
 from kvcore.sizing.plan import Plan, PlanWarning
 from kvcore.units import format_bytes
 
-__all__ = ["AgreedPlan", "Contribution", "Scope", "contribution", "settle"]
+__all__ = ["AgreedPlan", "Contribution", "Scope", "contribution", "needed_blocks", "settle"]
 
 #: Ranks whose reasons are spelled out in an error; the rest are counted.
 NAMED = 8
@@ -88,19 +88,23 @@ def contribution(outcome: Plan | KvcoreError, rank: int, replica: int = 0) -> Co
     if isinstance(outcome, KvcoreError):
         return Contribution(rank, replica, 0, None, None, 0, 0, {}, f"{outcome.code}: {outcome.what}")
     held, facts = outcome.rank, outcome.rank.facts
-    length = outcome.max_model_len
-    request = 1 if length is None else held.layout.request_blocks(length)
     return Contribution(
         rank=rank,
         replica=replica,
         stage=held.place.pp_rank,
         device=None if facts is None else facts.device.key,
         num_blocks=outcome.num_blocks,
-        needed_blocks=request + outcome.reserved_blocks,
+        needed_blocks=needed_blocks(outcome),
         bytes_per_block=held.layout.bytes_per_block,
         parts=_parts(outcome),
         error=None,
     )
+
+
+def needed_blocks(plan: Plan) -> int:
+    """The blocks of one request of the planned length, and those that the engine keeps for itself."""
+    length = plan.max_model_len
+    return (1 if length is None else plan.rank.layout.request_blocks(length)) + plan.reserved_blocks
 
 
 def settle(
@@ -114,15 +118,14 @@ def settle(
     _refuse_failures(contributions)
     _refuse_differences(contributions)
     assert isinstance(plan, Plan)
-    mine = next(c for c in contributions if c.rank == rank)
-    peers = [c for c in contributions if _travels(c, mine, scope)]
-    tightest = min(peers, key=lambda c: (_count(c), c.rank))
+    tightest_of = _tightest(contributions, scope)
+    _refuse_too_few(contributions, tightest_of, scope)
+    mine = next(_party(c, scope) for c in contributions if c.rank == rank)
+    tightest = tightest_of[mine]
     agreed = _count(tightest)
-    _refuse_too_few(contributions, scope)
+    peers = [c for c in contributions if _party(c, scope) == mine]
     counts = tuple(_count(c) for c in contributions)
-    idle = tuple(
-        max(0, _count(c) - agreed) * c.bytes_per_block if _travels(c, mine, scope) else 0 for c in contributions
-    )
+    idle = tuple((_count(c) - agreed) * c.bytes_per_block if _party(c, scope) == mine else 0 for c in contributions)
     warnings = plan.warnings
     if len({_count(c) for c in peers}) > 1:
         text = (
@@ -156,12 +159,23 @@ def _count(contribution: Contribution) -> int:
     return contribution.num_blocks
 
 
-def _travels(one: Contribution, other: Contribution, scope: Scope) -> bool:
-    """Whether block numbers travel between two ranks."""
+def _party(contribution: Contribution, scope: Scope) -> tuple[int, ...]:
+    """Ranks with the same party share block numbers."""
     if scope is Scope.ALL:
-        return True
-    same_replica = one.replica == other.replica
-    return same_replica and (scope is Scope.PIPELINE or one.stage == other.stage)
+        return ()
+    replica = contribution.replica
+    return (replica,) if scope is Scope.PIPELINE else (replica, contribution.stage)
+
+
+def _tightest(contributions: Sequence[Contribution], scope: Scope) -> dict[tuple[int, ...], Contribution]:
+    """Each party's rank with the fewest blocks, the lowest of several."""
+    found: dict[tuple[int, ...], Contribution] = {}
+    for c in contributions:
+        party = _party(c, scope)
+        best = found.get(party)
+        if best is None or (_count(c), c.rank) < (_count(best), best.rank):
+            found[party] = c
+    return found
 
 
 def _refuse_failures(contributions: Sequence[Contribution]) -> None:
@@ -197,10 +211,12 @@ def _refuse_differences(contributions: Sequence[Contribution]) -> None:
         )
 
 
-def _refuse_too_few(contributions: Sequence[Contribution], scope: Scope) -> None:
+def _refuse_too_few(
+    contributions: Sequence[Contribution], tightest: dict[tuple[int, ...], Contribution], scope: Scope
+) -> None:
     """What one rank could hold may be too few for a request once the others have had their say."""
     for c in contributions:
-        agreed = min(_count(peer) for peer in contributions if _travels(peer, c, scope))
+        agreed = _count(tightest[_party(c, scope)])
         if agreed < c.needed_blocks:
             raise RanksDisagree(
                 "one request no longer fits into what all ranks can hold",

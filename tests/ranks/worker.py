@@ -10,6 +10,7 @@ import time
 
 import kvcore
 from kvcore.errors import KvcoreError, PlanError
+from kvcore.ranks.groups import current_group
 
 
 def join(library: str, rank: int, size: int, port: int) -> None:
@@ -57,7 +58,7 @@ def main() -> None:
             layout = kvcore.layout("examples/models/tinyllama-1.1b-chat-v1.0.json", block_size=16)
             made = kvcore.plan(layout, kv_cache_memory=layout.bytes(20), on_shortage="warn")
             device = kvcore.platform("cpu" if rank else "replay").device()
-            kvcore.allocate_on_all_ranks(made, timeout=timeout, device=device)
+            kvcore.allocate(made, device, group=current_group(), timeout=timeout)
         agreed = kvcore.agree(outcome(act, rank), timeout=timeout)
         answer |= {"num_blocks": agreed.num_blocks, "tightest": agreed.tightest, "counts": agreed.counts}
     except KvcoreError as error:
