@@ -78,7 +78,7 @@ class Mapping(str, Enum):
 
     RUNTIME = "runtime"  #: the runtime itself named the key (PCI address or UUID) of its ordinal
     ENVIRONMENT = "environment"  #: a visibility variable was parsed by the runtime's rules
-    ORDER = "order"  #: no variable is set and the library's order was taken
+    ORDER = "order"  #: the library's order was taken for the runtime's
     SELF = "self"  #: there is only one: the host, or a replayed device
 
 

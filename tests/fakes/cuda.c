@@ -4,8 +4,10 @@
 typedef int R;
 typedef u64 ptr;
 enum { INVALID = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, BAD_DEVICE = 101, BAD_CONTEXT = 201, UNKNOWN_SYMBOL = 500 };
-static int ready, retained[CARDS], stack[64], depth;
-#define CALL(name) do { int e_ = failing(name, -1); if (!e_ && !ready) e_ = NOT_INITIALIZED; if (e_) return e_; } while (0)
+static int ready, retained[CARDS];
+static pid_t starter; /* a child that was forked later has no context, and gets none */
+static __thread int stack[64], depth; /* a context is current to a thread */
+#define CALL(name) do { int e_ = failing(name, -1); if (!e_ && (!ready || starter != getpid())) e_ = NOT_INITIALIZED; if (e_) return e_; } while (0)
 /* The card behind an ordinal. */
 static long card(int ordinal) {
   char b[64], *save = 0;
@@ -24,7 +26,13 @@ static int ordinals(void) {
 static long slice(long c) { return (long)figure(c, -1, "runtime_slice", (u64)-1); }
 static u64 context_bytes(long c) { return figure(c, -1, "context", 0); }
 
-static R init_(unsigned flags) { (void)flags; int e = failing("cuInit", -1); if (!e) ready = 1; return e; }
+static R init_(unsigned flags) {
+  (void)flags;
+  int e = failing("cuInit", -1);
+  if (!e && ready && starter != getpid()) e = NOT_INITIALIZED;
+  if (!e) { ready = 1; starter = getpid(); }
+  return e;
+}
 static R version_(int *v) { *v = (int)number("cuda", 13000); return 0; }
 static R count_(int *n) { CALL("cuDeviceGetCount"); *n = ordinals(); return 0; }
 static R get_(int *d, int o) { CALL("cuDeviceGet"); if (o < 0 || o >= ordinals()) return BAD_DEVICE; *d = o; return 0; }
@@ -43,12 +51,13 @@ static R pci_(char *o, int n, int d) { CALL("cuDeviceGetPCIBusId"); char k[64]; 
 static R attribute_(int *v, int what, int d) { CALL("cuDeviceGetAttribute"); *v = what == 18 ? (int)figure(card(d), -1, "integrated", 0) : 0; return 0; }
 static R retain_(u64 *c, int d) {
   CALL("cuDevicePrimaryCtxRetain");
+  ALONE;
   long n = card(d);
   if (!retained[n]++) held_bytes()[n] += context_bytes(n);
   *c = (u64)(d + 1);
   return 0;
 }
-static R release_(int d) { CALL("cuDevicePrimaryCtxRelease"); long n = card(d); if (!retained[n]) return BAD_CONTEXT; if (!--retained[n]) held_bytes()[n] -= context_bytes(n); return 0; }
+static R release_(int d) { CALL("cuDevicePrimaryCtxRelease"); ALONE; long n = card(d); if (!retained[n]) return BAD_CONTEXT; if (!--retained[n]) held_bytes()[n] -= context_bytes(n); return 0; }
 static R state_(int d, unsigned *flags, int *active) { CALL("cuDevicePrimaryCtxGetState"); *flags = 0; *active = retained[card(d)] > 0; return 0; }
 static R push_(u64 c) { CALL("cuCtxPushCurrent"); if (depth >= 64) return INVALID; stack[depth++] = (int)c - 1; return 0; }
 static R pop_(u64 *c) { CALL("cuCtxPopCurrent"); if (!depth) return BAD_CONTEXT; *c = (u64)(stack[--depth] + 1); return 0; }
@@ -66,6 +75,7 @@ static R info_(size_t *f, size_t *t) {
 static struct { ptr at; size_t bytes; long card; } blocks[4096];
 static R alloc_(ptr *p, size_t n) {
   CALL("cuMemAlloc");
+  ALONE;
   if (!depth || !n) return depth ? INVALID : BAD_CONTEXT;
   long c = card(stack[depth - 1]), s = slice(c);
   u64 total = figure(c, s, "total", 0), room = figure(c, s, "free", total - figure(c, s, "reserved", 0));
@@ -86,6 +96,7 @@ static R alloc_(ptr *p, size_t n) {
 }
 static R free_(ptr p) {
   CALL("cuMemFree");
+  ALONE;
   for (int i = 0; i < 4096; i++)
     if (p && blocks[i].at == p) { munmap((void *)p, blocks[i].bytes); held_bytes()[blocks[i].card] -= blocks[i].bytes; blocks[i].at = 0; return 0; }
   return INVALID;

@@ -13,7 +13,7 @@ static int references;
 #define HANDLE(card, slice) ((handle)(size_t)(((card) + 1) | (((slice) + 1) << 16)))
 #define CALL(name, card) do { int e_ = failing(name, card); if (!e_ && !references) e_ = UNINITIALIZED; if (e_) return e_; } while (0)
 
-static ret start(void) { int e = failing("nvmlInit", -1); if (!e) references++; return e; }
+static ret start(void) { int e = failing("nvmlInit", -1); ALONE; if (!e) references++; return e; }
 #ifdef PLAIN_INIT
 ret nvmlInit(void) { return start(); }
 #else
@@ -21,6 +21,7 @@ ret nvmlInit_v2(void) { return start(); }
 #endif
 ret nvmlShutdown(void) {
   CALL("nvmlShutdown", -1);
+  ALONE;
   references--;
   const char *path = getenv("FAKE_BALANCE"); /* what is still open, for tests of balance */
   FILE *f = path ? fopen(path, "w") : 0;
@@ -123,6 +124,9 @@ typedef struct { unsigned pid; u64 bytes; } process;
 ret nvmlDeviceGetComputeRunningProcesses(handle h, unsigned *n, process *out) {
 #else
 typedef struct { unsigned pid; u64 bytes; unsigned gi, ci; } process;
+#ifdef NO_V2 /* R510 brought both */
+#define nvmlDeviceGetComputeRunningProcesses_v3 nvmlDeviceGetComputeRunningProcesses_v2
+#endif
 ret nvmlDeviceGetComputeRunningProcesses_v3(handle h, unsigned *n, process *out) {
 #endif
   CALL("nvmlDeviceGetComputeRunningProcesses", CARD(h));

@@ -20,6 +20,7 @@ static C_Status make_event(const C_Device, C_Event *e) { *e = reinterpret_cast<C
 static C_Status record(const C_Device, C_Stream, C_Event) { return C_SUCCESS; }
 static C_Status event(const C_Device, C_Event) { return C_SUCCESS; }
 static C_Status allocate(const C_Device d, void **p, size_t n) {
+  ALONE;
   *p = nullptr;
   u64 total = figure(d->id, -1, "total", 0), room = figure(d->id, -1, "free", total);
   if (failing("allocate", d->id) || held_bytes()[d->id] + n > room) return C_ERROR;
@@ -30,7 +31,7 @@ static C_Status allocate(const C_Device d, void **p, size_t n) {
   *p = m;
   return C_SUCCESS;
 }
-static C_Status give_back(const C_Device d, void *p, size_t n) { munmap(p, n); held_bytes()[d->id] -= n; return C_SUCCESS; }
+static C_Status give_back(const C_Device d, void *p, size_t n) { ALONE; munmap(p, n); held_bytes()[d->id] -= n; return C_SUCCESS; }
 static C_Status host(const C_Device, void **p, size_t n) { *p = malloc(n); return C_SUCCESS; }
 static C_Status host_free(const C_Device, void *p, size_t) { free(p); return C_SUCCESS; }
 static C_Status fill(const C_Device, void *p, unsigned char v, size_t n) { memset(p, v, n); return C_SUCCESS; }

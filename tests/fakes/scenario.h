@@ -16,7 +16,11 @@
    management library of the same or another process sees it. */
 #ifndef SCENARIO_H
 #define SCENARIO_H
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,10 +30,15 @@
 typedef unsigned long long u64;
 #define CARDS 16
 
-/* The scenario's text, read again when the file has changed. */
+/* ALONE: the rest of the function is one thread's at a time, as drivers are safe to call from several. */
+static pthread_mutex_t one_at_a_time = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+static inline void unlock(pthread_mutex_t **m) { pthread_mutex_unlock(*m); }
+#define ALONE __attribute__((cleanup(unlock))) pthread_mutex_t *alone_ = &one_at_a_time; pthread_mutex_lock(alone_)
+
+/* The scenario's text, read again when the file has changed; each thread has its own copy. */
 static const char *scenario(void) {
-  static char content[16384];
-  static struct stat last;
+  static __thread char content[16384];
+  static __thread struct stat last;
   struct stat now;
   const char *path = getenv("FAKE_SCENARIO");
   if (!path || stat(path, &now)) return "";
@@ -87,6 +96,7 @@ static int failing(const char *function, long card) {
   char k[128];
   long calls = 1;
   for (int i = 0; i < 64; i++) {
+    ALONE;
     if (!seen[i].name[0]) snprintf(seen[i].name, sizeof seen[i].name, "%s", function);
     if (!strcmp(seen[i].name, function)) { calls = ++seen[i].calls; break; }
   }

@@ -16,7 +16,7 @@ from kvcore.contract.runtimes.management import Card, Figures, ManagementFault
 
 __all__ = ["PythonBinding"]
 
-LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, MISMATCH = 12, 13, 18
+LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND = 12, 13
 NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 3, 4, 6
 ATS = 2  #: NVML_DEVICE_ADDRESSING_MODE_ATS: the device and the host share page tables
 NEEDED = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetMemoryInfo", "NVMLError")
@@ -60,7 +60,12 @@ class PythonBinding:
     def processes(self, uuid: str) -> list[tuple[int, int | None]]:
         """Compute processes; the driver gives no bytes on WSL and in hidden process namespaces."""
         handle = self._call("nvmlDeviceGetHandleByUUID", uuid)
-        found = self._call("nvmlDeviceGetComputeRunningProcesses", handle)
+        try:
+            found = self._call("nvmlDeviceGetComputeRunningProcesses", handle)
+        except ManagementFault as fault:
+            if fault.number != FUNCTION_NOT_FOUND:
+                raise
+            found = self._call("nvmlDeviceGetComputeRunningProcesses_v2", handle)  # drivers before R510
         return [(int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in found]
 
     def _card(self, handle: Any) -> Card:
@@ -72,21 +77,21 @@ class PythonBinding:
         try:
             found = self._call("nvmlDeviceGetPciInfo", handle)
         except ManagementFault as fault:
-            if fault.number != NOT_SUPPORTED:
+            if fault.number not in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
                 raise
             return None, None
         return f"{found.domain:04x}:{found.bus:02x}:{found.device:02x}", int(found.pciDeviceId) & 0xFFFF
 
-    def _slices(self, handle: Any, parent: str, pci: str | None) -> tuple[Card, ...]:
-        """The slices of a card in MIG mode."""
+    def _slices(self, handle: Any, parent: str, pci: str | None) -> tuple[Card, ...] | None:
+        """The slices of a card in MIG mode that this process may ask about; None for a card that is not."""
         try:
             current, _ = self._call("nvmlDeviceGetMigMode", handle)
         except ManagementFault as fault:
             if fault.number in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
-                return ()
+                return None
             raise
         if not current:
-            return ()
+            return None
         slices = []
         for index in range(self._call("nvmlDeviceGetMaxMigDeviceCount", handle)):
             try:
@@ -151,7 +156,8 @@ class PythonBinding:
         except self._module.NVMLError as error:
             raise ManagementFault(int(error.value), name) from error
         except getattr(self._module, "NVMLLibraryMismatchError", ()) as error:
-            raise ManagementFault(MISMATCH, name) from error
+            # nvidia-ml-py's own: the driver is older than the function that the binding calls by this name.
+            raise ManagementFault(FUNCTION_NOT_FOUND, name) from error
 
 
 def _text(value: Any) -> str:

@@ -11,7 +11,10 @@ __all__ = ["Found", "concluded"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What detection looked at: PCI functions, libraries by path, cards and devices, and what failed."""
+    """What detection looked at: PCI functions, libraries by path, cards and devices, and what failed.
+
+    ``beside_pci`` names hardware of the vendor that is no PCI function of this host.
+    """
 
     pci: tuple[str, ...]
     vendor: str
@@ -23,11 +26,13 @@ class Found:
     devices: int = 0
     hidden_by: str | None = None
     skipped: tuple[Reading, ...] = ()
+    beside_pci: str | None = None
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
         """The facts, in the order in which they were looked at."""
         lines = [Evidence(f"pci {self.vendor}", address) for address in self.pci]
+        lines += [Evidence("hardware", self.beside_pci)] if self.beside_pci is not None else []
         lines += [Evidence("library", self.library)] if self.library is not None else []
         lines += [Evidence("runtime", self.runtime)] if self.runtime is not None else []
         lines += [Evidence(reading.source, str(reading.skipped)) for reading in self.skipped]
@@ -45,8 +50,9 @@ def concluded(found: Found, hint: str) -> Detection:
         reason = f"{found.hidden_by} hides every one of {found.cards} device(s)"
         return Detection(DetectionState.UNUSABLE, reason, evidence, f"unset {found.hidden_by}, or name a device in it")
     failures = "; ".join(f"{reading.source}: {reading.skipped}" for reading in found.skipped)
-    if found.pci:
-        reason = f"{len(found.pci)} PCI function(s) of vendor {found.vendor}, but no source can use them: {failures}"
+    if found.pci or found.beside_pci is not None:
+        here = f"{len(found.pci)} PCI function(s) of vendor {found.vendor}" if found.pci else found.beside_pci
+        reason = f"{here}, but no source can use it: {failures or 'none was found'}"
         return Detection(DetectionState.UNUSABLE, reason, evidence, hint)
     if found.library is not None or found.runtime is not None:
         present = found.library or found.runtime

@@ -10,6 +10,7 @@ import ctypes
 import importlib
 import importlib.util
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,6 +36,7 @@ class DriverRuntime(Runtime):
         self._loaded: Any = None
         self._held: dict[int, int] = {}
         self._peak: dict[int, int] = {}
+        self._counting = threading.Lock()
 
     def installed(self) -> bool:
         """cuda-bindings is a part of the namespace package cuda."""
@@ -47,6 +49,7 @@ class DriverRuntime(Runtime):
     def start(self) -> None:
         """cuInit, which makes no context but fixes the devices that this process sees."""
         if self._loaded is not None:
+            self.check_process()
             return
         try:
             module: Any = importlib.import_module("cuda.bindings.driver")
@@ -56,6 +59,7 @@ class DriverRuntime(Runtime):
         if status not in (0, NO_DEVICE):
             raise RuntimeUnavailable(f"cuInit failed: {_error_name(module, status)}")
         self._loaded = module
+        self.mark_started()
 
     def devices(self) -> list[RuntimeDevice]:
         """Every ordinal with its UUID and PCI address; none of these calls makes a context."""
@@ -90,8 +94,9 @@ class DriverRuntime(Runtime):
     def allocate(self, index: int, name: str, nbytes: int, itemsize: int) -> Allocation:
         """cuMemAlloc, then zeros."""
         allocation = _DriverAllocation(self, index, name, nbytes)
-        held = self._held.get(index, 0) + nbytes
-        self._held[index], self._peak[index] = held, max(held, self._peak.get(index, 0))
+        with self._counting:
+            held = self._held.get(index, 0) + nbytes
+            self._held[index], self._peak[index] = held, max(held, self._peak.get(index, 0))
         return allocation
 
     def retain(self, index: int) -> None:
@@ -102,7 +107,8 @@ class DriverRuntime(Runtime):
     def release(self, index: int, nbytes: int = 0) -> None:
         """Undo one :meth:`retain`, and count ``nbytes`` as given back."""
         self._call("cuDevicePrimaryCtxRelease", self._handle(index))
-        self._held[index] = self._held.get(index, 0) - nbytes
+        with self._counting:
+            self._held[index] = self._held.get(index, 0) - nbytes
 
     @contextmanager
     def _context(self, index: int) -> Iterator[None]:

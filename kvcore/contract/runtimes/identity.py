@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvcore.contract.facts import Device, Mapping, MemoryKind
@@ -12,7 +12,7 @@ from kvcore.contract.runtimes.management import Card
 from kvcore.contract.runtimes.visibility import select_visible
 from kvcore.errors import DeviceError
 
-__all__ = ["Located", "located_by_environment", "located_by_runtime", "pci_vendor"]
+__all__ = ["Located", "located_by_environment", "located_by_runtime", "pci_vendor", "with_entries"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +34,30 @@ def pci_vendor(address: str, root: Path = Path("/")) -> int | None:
 
 
 def located_by_runtime(
-    platform: str, vendor: int, found: collections.abc.Sequence[RuntimeDevice], cards: list[Card], root: Path
+    platform: str,
+    vendor: int,
+    found: collections.abc.Sequence[RuntimeDevice],
+    cards: list[Card],
+    root: Path,
+    *,
+    without_pci: bool = False,
 ) -> list[Located]:
     """The runtime's devices that are this vendor's, by UUID, then by PCI address.
 
     A libcuda.so.1 may be another vendor's, so a device counts only if a card has its identity, if its PCI vendor is
-    the right one, or if it is integrated, since those are no PCI functions. Raises :class:`DeviceError` if a PCI
-    address stands for several slices.
+    the right one, or if it is integrated, since those are no PCI functions; with ``without_pci`` (WSL, whose PCI
+    functions are Microsoft's) also if the kernel knows no PCI function at its address. Raises :class:`DeviceError` if
+    a PCI address stands for several slices.
     """
     located = []
     for device in found:
         card = _by_uuid(device, cards) or _by_pci(device, cards)
-        ours = card is not None or device.integrated or _vendor_of(device, root) == vendor
-        if ours:
-            located.append(_located(platform, device, card))
+        hidden_in = None
+        if card is not None and card.slices is not None:
+            card, hidden_in = _slice_of(card, card.slices, device), card
+        maker = _vendor_of(device, root)
+        if card is not None or hidden_in is not None or device.integrated or maker == vendor or (without_pci and maker is None):
+            located.append(_located(platform, device, card, hidden_in))
     return located
 
 
@@ -70,34 +80,62 @@ def located_by_environment(
             expected="an order that is known",
             hint=f"set CUDA_DEVICE_ORDER=PCI_BUS_ID, name UUIDs in {variable}, or install the driver bindings",
         )
-    how = Mapping.ORDER if visible is None else Mapping.ENVIRONMENT
+    # An entry by number is an identity only as far as both count in one order.
+    assumed = visible is None or (numbered and not ordered and len(cards) > 1)
+    how = Mapping.ORDER if assumed else Mapping.ENVIRONMENT
     return [
         Located(_device(platform, index, card, how, entry), card)
         for index, (entry, card) in enumerate(select_visible(visible, cards))
     ]
 
 
+def with_entries(located: list[Located], visible: str | None) -> list[Located]:
+    """Each device with the entry of the variable that named it: the runtime numbers devices as the entries stand."""
+    entries = [] if visible is None else [entry.strip() for entry in visible.split(",")]
+    return [
+        replace(here, device=replace(here.device, visible=entries[here.device.index]))
+        if here.device.index < len(entries) and _may_name(entries[here.device.index], here.device)
+        else here
+        for here in located
+    ]
+
+
+def _may_name(entry: str, device: Device) -> bool:
+    """Not if it is another's UUID: the variable was then changed after the runtime had read it."""
+    if not entry.startswith(("GPU-", "MIG-")):
+        return True
+    names = (device.key, f"MIG-{device.parent}/")
+    return any(name.lower().startswith(entry.lower()) or entry.lower().startswith(name.lower()) for name in names)
+
+
 def _by_uuid(device: RuntimeDevice, cards: list[Card]) -> Card | None:
     if device.uuid is None:
         return None
     for card in cards:
-        for candidate in (*card.slices, card):
-            if candidate.uuid.split("-", 1)[-1].replace("-", "").lower() == device.uuid:
+        for candidate in (*(card.slices or ()), card):
+            if _digits(candidate.uuid) == device.uuid:
                 return candidate
     return None
 
 
 def _by_pci(device: RuntimeDevice, cards: list[Card]) -> Card | None:
-    card = next((card for card in cards if device.pci is not None and card.pci == device.pci), None)
-    if card is None or not card.slices:
-        return card
-    if len(card.slices) == 1:
-        return card.slices[0]
+    return next((card for card in cards if device.pci is not None and card.pci == device.pci), None)
+
+
+def _slice_of(card: Card, slices: tuple[Card, ...], device: RuntimeDevice) -> Card | None:
+    """The slice that the runtime's device is, where it did not name one; None if this process may not list it.
+
+    Drivers without the second version of the UUID's query give the card's.
+    """
+    if not slices or device.uuid not in (None, _digits(card.uuid)):
+        return None
+    if len(slices) == 1:
+        return slices[0]
     raise DeviceError(
         "the runtime's device is one of several slices of a card, and nothing says which",
         code="KV-DEV-026",
         where=f"ordinal {device.index}, {device.pci}",
-        got=", ".join(piece.uuid for piece in card.slices),
+        got=", ".join(piece.uuid for piece in slices),
         expected="one slice, named by its UUID",
         hint="name the slice by its UUID in CUDA_VISIBLE_DEVICES",
     )
@@ -107,7 +145,8 @@ def _vendor_of(device: RuntimeDevice, root: Path) -> int | None:
     return None if device.pci is None else pci_vendor(device.pci, root)
 
 
-def _located(platform: str, found: RuntimeDevice, card: Card | None) -> Located:
+def _located(platform: str, found: RuntimeDevice, card: Card | None, hidden_in: Card | None) -> Located:
+    """``hidden_in`` is the card of a slice that the management library does not list."""
     if card is not None:
         device = _device(platform, found.index, card, Mapping.RUNTIME, None, integrated=bool(found.integrated))
         return Located(device, card, found.integrated)
@@ -119,9 +158,13 @@ def _located(platform: str, found: RuntimeDevice, card: Card | None) -> Located:
             got=found.name,
             expected="an identity",
         )
-    key = f"GPU-{_dashed(found.uuid)}" if found.uuid is not None else str(found.pci)
+    form = "GPU" if hidden_in is None or found.uuid == _digits(hidden_in.uuid) else "MIG"
+    key = f"{form}-{_dashed(found.uuid)}" if found.uuid is not None else str(found.pci)
     kind = MemoryKind.UNIFIED if found.integrated else MemoryKind.DISCRETE
-    return Located(Device(platform, found.index, key, found.name, kind, Mapping.RUNTIME, None), None, found.integrated)
+    kind = kind if hidden_in is None else MemoryKind.PARTITION
+    parent = None if hidden_in is None else hidden_in.uuid
+    device = Device(platform, found.index, key, found.name, kind, Mapping.RUNTIME, None, parent)
+    return Located(device, None, found.integrated)
 
 
 def _device(
@@ -133,6 +176,10 @@ def _device(
     elif integrated or card.unified:
         kind = MemoryKind.UNIFIED
     return Device(platform, index, card.uuid, card.name, kind, how, entry, card.parent)
+
+
+def _digits(uuid: str) -> str:
+    return uuid.split("-", 1)[-1].replace("-", "").lower()
 
 
 def _dashed(digits: str) -> str:

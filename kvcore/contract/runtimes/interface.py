@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -9,7 +11,7 @@ from typing import Any, TypeVar
 
 from kvcore.contract.buffers import BufferMemory, check_span
 from kvcore.contract.facts import MemoryStats, TensorView
-from kvcore.errors import BufferMisuse, CapabilityMissing
+from kvcore.errors import BufferMisuse, CapabilityMissing, DeviceError
 
 __all__ = ["ITEM_SIZES", "Allocation", "Runtime", "RuntimeDevice", "RuntimeUnavailable", "view_bytes"]
 
@@ -50,29 +52,40 @@ class Allocation(BufferMemory):
         self.nbytes = nbytes
         self._released = False
         self._views: list[weakref.ref[Any]] = []
+        self._process = os.getpid()
+        self._giving_back = threading.Lock()
 
     def keep(self, tensor: T) -> T:
         """Remember a tensor over the memory, so that it is not given back while the tensor is alive."""
+        self._views = [view for view in self._views if view() is not None]
         self._views.append(weakref.ref(tensor))
         return tensor
 
     def release(self) -> int:
         """Give the memory back; returns the bytes freed. Refused while a tensor over it is alive."""
-        if self._released:
-            raise BufferMisuse("a buffer released twice", code="KV-BUF-001", where=self.name)
-        if any(view() is not None for view in self._views):
-            raise BufferMisuse(
-                "a buffer released while a tensor over it is alive",
-                code="KV-BUF-004",
-                where=self.name,
-                expected="every tensor over it deleted first",
-            )
-        self._give_back()
-        self._released = True
+        self._check_process()
+        with self._giving_back:
+            if self._released:
+                raise BufferMisuse("a buffer released twice", code="KV-BUF-001", where=self.name)
+            if any(view() is not None for view in self._views):
+                raise BufferMisuse(
+                    "a buffer released while a tensor over it is alive",
+                    code="KV-BUF-004",
+                    where=self.name,
+                    expected="every tensor over it deleted first",
+                )
+            self._give_back()
+            self._released = True
         return self.nbytes
 
+    def _check_process(self) -> None:
+        """A forked child has the handle, but not the memory: a driver's context does not survive a fork."""
+        if self._process != os.getpid():
+            raise forked(self.name, self._process)
+
     def span(self, offset: int, nbytes: int) -> None:
-        """Raises :class:`BufferMisuse` after release, and outside the buffer."""
+        """Raises :class:`BufferMisuse` after release and outside the buffer, :class:`DeviceError` after a fork."""
+        self._check_process()
         if self._released:
             raise BufferMisuse("a buffer used after its release", code="KV-BUF-002", where=self.name)
         check_span(self.name, self.nbytes, offset, nbytes)
@@ -93,13 +106,27 @@ class Allocation(BufferMemory):
 
 
 class Runtime(ABC):
-    """One way to a device's memory. Nothing is imported or started before the first call that needs it."""
+    """One way to a device's memory. Nothing is imported or started before the first call that needs it.
+
+    Threads may share it. A process that was forked after it was started may not: every call is then refused.
+    """
 
     #: The name by which it is chosen.
     name: str
     #: Elements that one tensor may have, with the reason, where the runtime's kernels bound them.
     max_elements: int | None = None
     limit_reason: str | None = None
+
+    _process: int | None = None
+
+    def mark_started(self) -> None:
+        """It was started by this process."""
+        self._process = os.getpid()
+
+    def check_process(self) -> None:
+        """Raises :class:`DeviceError` in a child that was forked after the runtime was started."""
+        if self._process not in (None, os.getpid()):
+            raise forked(self.name, self._process)
 
     @abstractmethod
     def installed(self) -> bool:
@@ -136,6 +163,18 @@ class Runtime(ABC):
     def active(self, index: int) -> bool | None:
         """Whether this process has a context on the device; None if the runtime does not say."""
         return None
+
+
+def forked(where: str, process: int | None) -> DeviceError:
+    """The error for a runtime or a buffer of the process that this one was forked from."""
+    return DeviceError(
+        "a device's runtime does not survive a fork",
+        code="KV-DEV-030",
+        where=where,
+        got=f"process {os.getpid()}, forked after process {process} had started it",
+        expected="the process that started it",
+        hint="start workers with spawn, or before the devices are listed",
+    )
 
 
 def view_bytes(allocation: Allocation, view: TensorView) -> int:

@@ -86,7 +86,8 @@ class Card:
     """A card, or a slice of one (``instance`` is its GPU and compute instance), as a management library knows it.
 
     ``pci`` is the address as ``0000:3b:00``, a slice's being its card's; ``vendor`` the PCI vendor, e.g. 0x10de.
-    ``unified``: the library says that the device shares the host's memory.
+    ``unified``: the library says that the device shares the host's memory. ``slices`` is None unless the card is in MIG
+    mode; its memory then is its slices', also where this process may list none of them.
     """
 
     uuid: str
@@ -95,7 +96,7 @@ class Card:
     vendor: int | None = None
     parent: str | None = None
     instance: tuple[int, int] | None = None
-    slices: tuple[Card, ...] = ()
+    slices: tuple[Card, ...] | None = None
     unified: bool = False
 
 

@@ -62,9 +62,13 @@ class PaddleRuntime(Runtime):
 
     def start(self) -> None:
         """Import Paddle and look whether it sees such a device; a call for one that is not there ends the process."""
+        if self._module is not None:
+            self.check_process()
+            return
         with self._starting:  # a second thread would find a Paddle that is half imported
             if self._module is None:
                 self._module = self._load()
+                self.mark_started()
 
     def _load(self) -> Any:
         try:

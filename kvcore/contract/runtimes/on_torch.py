@@ -12,7 +12,7 @@ from typing import Any
 from kvcore.contract.facts import MemoryStats, TensorView
 from kvcore.contract.runtimes.driver import normal_pci
 from kvcore.contract.runtimes.interface import Allocation, Runtime, RuntimeDevice, RuntimeUnavailable, view_bytes
-from kvcore.errors import CapabilityMissing, OutOfMemory
+from kvcore.errors import CapabilityMissing, DeviceError, OutOfMemory
 from kvcore.units import format_bytes
 
 __all__ = ["TorchRuntime", "built_for_cuda"]
@@ -55,6 +55,7 @@ class TorchRuntime(Runtime):
     def start(self) -> None:
         """Import torch and see whether it has devices."""
         if self._module is not None:
+            self.check_process()
             return
         try:
             torch: Any = importlib.import_module("torch")
@@ -63,6 +64,7 @@ class TorchRuntime(Runtime):
         if self._kind == "cuda" and not torch.cuda.is_available():
             raise RuntimeUnavailable("this torch is not built for CUDA, or sees no device")
         self._module = torch
+        self.mark_started()
 
     def devices(self) -> list[RuntimeDevice] | None:
         """Its devices, once this process has initialized torch's CUDA; before that, asking would."""
@@ -141,11 +143,10 @@ class _TorchAllocation(Allocation):
             self._tensor: Any = torch.empty(nbytes, dtype=torch.uint8, device=place)
         except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
             full = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "alloc" in str(error)
-            if not full:
-                raise
-            raise OutOfMemory(
+            kind: type[DeviceError] = OutOfMemory if full else DeviceError
+            raise kind(
                 "torch could not allocate",
-                code="KV-OOM-001",
+                code="KV-OOM-001" if full else "KV-DEV-028",
                 where=f"{name} on {place}",
                 got=str(error).strip().splitlines()[0][:300],
                 expected=f"{nbytes:,} bytes ({format_bytes(nbytes)})",

@@ -31,7 +31,13 @@ from kvcore.contract.probes import find_library, pci_devices
 from kvcore.contract.runtimes.choose import CONTEXT_VARIABLE, Runtimes
 from kvcore.contract.runtimes.deadline import SECONDS, within
 from kvcore.contract.runtimes.detect import Found, concluded
-from kvcore.contract.runtimes.identity import Located, located_by_environment, located_by_runtime
+from kvcore.contract.runtimes.identity import (
+    Located,
+    located_by_environment,
+    located_by_runtime,
+    pci_vendor,
+    with_entries,
+)
 from kvcore.contract.runtimes.interface import Runtime, RuntimeUnavailable
 from kvcore.contract.runtimes.management import (
     ASK_ANOTHER,
@@ -58,7 +64,10 @@ ALIGNMENT = 256
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a plugin says of its vendor: names and numbers, no code."""
+    """What a plugin says of its vendor: names and numbers, no code.
+
+    ``nodes`` is a pattern of the kernel driver's device nodes: where PCI is hidden they show that hardware is here.
+    """
 
     name: str
     distribution: str
@@ -66,6 +75,7 @@ class Surroundings:
     library: str
     hint: str
     visibility: str = "CUDA_VISIBLE_DEVICES"
+    nodes: str = ""
     root: Path = field(default=Path("/"))
     seconds: float = SECONDS
 
@@ -87,9 +97,9 @@ class AcceleratorPlatform(BufferHooks, PlatformBase):
         """Where the vendor's libraries are, beside the loader's own folders."""
         return ()
 
-    def hardware_without_pci(self) -> bool:
-        """Whether a device of this vendor may be here that is no PCI function."""
-        return False
+    def hardware_without_pci(self) -> str | None:
+        """What device of this vendor is here that is no PCI function of this host, if one is."""
+        return None
 
     def visible_cards(self, cards: list[Card]) -> list[Card]:
         """The cards that a container's own variables leave."""
@@ -112,15 +122,14 @@ class AcceleratorPlatform(BufferHooks, PlatformBase):
         library = find_library(around.library, self.library_folders())
         runtime = find_library("libcuda.so.1", self.library_folders())
         vendor = f"{around.pci_vendor:#06x}"
-        nothing = Found(pci, vendor, around.library, library, runtime)
+        nothing = Found(pci, vendor, around.library, library, runtime, beside_pci=self._beside_pci())
         if not self.traces(nothing):
             return concluded(nothing, around.hint)
         try:
             found, cards, skipped = self.survey()
             source, devices = None if found is None else found.name, self._count_visible(cards)
-            hardware = bool(pci) or self.hardware_without_pci()
-            if hardware and not cards and runtime is not None and self.runtimes.named("driver") is not None:
-                source, devices = "the runtime", len(self.locate()[1])
+            if not cards and runtime is not None and (pci or nothing.beside_pci is not None):
+                source, devices, skipped = self._by_runtime_alone(skipped)
         except KvcoreError as error:
             evidence = Evidence("pci", ", ".join(pci) or "none"), Evidence("library", library or "none")
             return Detection(DetectionState.UNUSABLE, f"{error.what}: {error.got}", evidence, error.hint)
@@ -136,7 +145,22 @@ class AcceleratorPlatform(BufferHooks, PlatformBase):
 
     def traces(self, found: Found) -> bool:
         """Whether anything of the vendor is here, so that libraries are worth loading."""
-        return bool(found.pci or found.library or found.runtime)
+        return bool(found.pci or found.beside_pci or found.library or found.runtime)
+
+    def _beside_pci(self) -> str | None:
+        without = self.hardware_without_pci()
+        if without is not None or not self.surroundings.nodes:
+            return without
+        nodes = sorted(self.surroundings.root.glob(self.surroundings.nodes))
+        return f"{len(nodes)} device node(s) of {self.surroundings.name}, {nodes[0]}" if nodes else None
+
+    def _by_runtime_alone(self, skipped: list[Reading]) -> tuple[str, int, list[Reading]]:
+        """Devices where no management library knows a card: only the driver names them without a context."""
+        if self.runtimes.named("driver") is None:
+            missing = f"its bindings are not installed: pip install '{self.surroundings.distribution}[driver]'"
+            return "the runtime", 0, [*skipped, Reading("driver", Scope.DEVICE, skipped=missing)]
+        _, located, tried = self.locate()
+        return "the runtime", len(located), tried
 
     def _count_visible(self, cards: list[Card]) -> int:
         """How many devices the variable leaves; all, where only the runtime could tell which they are."""
@@ -193,13 +217,20 @@ class AcceleratorPlatform(BufferHooks, PlatformBase):
                     raise refusal(fault, library.name) from fault
                 skipped.append(Reading(library.name, Scope.DEVICE, skipped=str(fault)))
                 continue
-            ours = [card for card in cards if card.vendor in (None, self.surroundings.pci_vendor)]
+            vendors_of = [self._vendor_of(card) for card in cards]
+            ours = [c for c, v in zip(cards, vendors_of, strict=True) if v in (None, self.surroundings.pci_vendor)]
             if len(ours) < len(cards) and not ours:
-                vendors = ", ".join(sorted({f"{card.vendor:#06x}" for card in cards if card.vendor is not None}))
+                vendors = ", ".join(sorted({f"{vendor:#06x}" for vendor in vendors_of if vendor is not None}))
                 skipped.append(Reading(library.name, Scope.DEVICE, skipped=f"its cards are of PCI vendor {vendors}"))
                 continue
             return library, self.visible_cards(ours), skipped
         return None, [], skipped
+
+    def _vendor_of(self, card: Card) -> int | None:
+        """By the library, else by the kernel: a UUID proves nothing."""
+        if card.vendor is not None or card.pci is None:
+            return card.vendor
+        return pci_vendor(card.pci, self.surroundings.root)
 
     def locate(self) -> tuple[Management | None, list[Located], list[Reading]]:
         """The visible devices, each with its card."""
@@ -213,10 +244,16 @@ class AcceleratorPlatform(BufferHooks, PlatformBase):
             if found is None:
                 continue
             located = located_by_runtime(
-                self.surroundings.name, self.surroundings.pci_vendor, found, cards, self.surroundings.root
+                self.surroundings.name,
+                self.surroundings.pci_vendor,
+                found,
+                cards,
+                self.surroundings.root,
+                without_pci=self.hardware_without_pci() is not None,
             )
             if located or not found:
-                return library, located, skipped
+                visible = os.environ.get(self.surroundings.visibility)
+                return library, with_entries(located, visible), skipped
             skipped.append(Reading(runtime.name, Scope.DEVICE, skipped="its devices are another vendor's"))
         return library, self._by_environment(cards), skipped
 

@@ -78,7 +78,7 @@ def _slice_named(name: str, cards: Sequence[Card]) -> Card | None:
     """The slice of that UUID, or of the older form ``MIG-GPU-<uuid>/<gpu instance>/<compute instance>``."""
     match = _INSTANCE.fullmatch(name)
     for card in cards:
-        for piece in card.slices:
+        for piece in card.slices or ():
             if match is None and piece.uuid.lower() == name.lower():
                 return piece
             if match is not None and (card.uuid.lower(), piece.instance) == (
@@ -91,13 +91,15 @@ def _slice_named(name: str, cards: Sequence[Card]) -> Card | None:
 
 def _whole(card: Card) -> Card:
     """The card, or its slice if it has exactly one."""
-    if len(card.slices) > 1:
+    if card.slices is None:
+        return card
+    if len(card.slices) != 1:
         raise DeviceError(
-            "a card with several slices is named as a whole",
+            "a card in MIG mode is named as a whole, and has not exactly one slice that this process may list",
             code="KV-DEV-026",
             where=f"{card.uuid} ({card.name})",
-            got=", ".join(piece.uuid for piece in card.slices),
+            got=", ".join(piece.uuid for piece in card.slices) or "no slice",
             expected="one slice, named by its UUID",
             hint="name the slice in CUDA_VISIBLE_DEVICES, or install the driver bindings so that the runtime can say",
         )
-    return card.slices[0] if card.slices else card
+    return card.slices[0]

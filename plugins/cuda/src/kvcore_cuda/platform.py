@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvcore.contract import BlockSizer, Detection, PlatformInfo, hookimpl
+from kvcore.contract.probes import find_library
 from kvcore.contract.runtimes.binding import PythonBinding
 from kvcore.contract.runtimes.choose import Runtimes
 from kvcore.contract.runtimes.driver import DriverRuntime
@@ -32,6 +33,7 @@ class CudaBlockSizer(AcceleratorPlatform):
             PCI_VENDOR,
             "libnvidia-ml.so.1",
             "install the NVIDIA driver; in a container, NVIDIA_DRIVER_CAPABILITIES must include utility",
+            nodes="dev/nvidia[0-9]*",
             root=root,
         )
         paddle = PaddleRuntime("gpu", ("paddlepaddle-gpu",))
@@ -51,14 +53,21 @@ class CudaBlockSizer(AcceleratorPlatform):
         """NVML alone, through NVIDIA's own binding."""
         return [PythonBinding("nvml", "pynvml", (2, 1), "nvidia-ml-py")]
 
-    def hardware_without_pci(self) -> bool:
-        """Jetson's integrated devices, and Windows' devices seen from WSL, are no PCI functions."""
+    def hardware_without_pci(self) -> str | None:
+        """Jetson's integrated devices, and Windows' devices seen from WSL, are no PCI functions.
+
+        WSL has /dev/dxg for every vendor's device; NVIDIA's libraries beside it make it NVIDIA's.
+        """
         root = self.surroundings.root
         try:
-            tegra = b"nvidia,tegra" in (root / "proc/device-tree/compatible").read_bytes()
+            if b"nvidia,tegra" in (root / "proc/device-tree/compatible").read_bytes():
+                return "an integrated device (Tegra)"
         except OSError:
-            tegra = False
-        return tegra or (root / "dev/dxg").exists()
+            pass  # not a machine with a device tree
+        libraries = (self.surroundings.library, "libcuda.so.1")
+        if (root / "dev/dxg").exists() and any(find_library(name, FOLDERS) for name in libraries):
+            return "a device of Windows (/dev/dxg)"
+        return None
 
     def library_folders(self) -> tuple[str, ...]:
         """Beside the loader's own."""

@@ -16,7 +16,7 @@ from kvcore.contract.runtimes.management import Card, Figures, ManagementFault
 from kvcore.units import MIB
 from kvcore_iluvatar.ixml import corex_folders
 
-__all__ = ["IxsmiCommand", "parse_query"]
+__all__ = ["IxsmiCommand", "find_command", "parse_query"]
 
 FIELDS = ("name", "uuid", "pci.bus_id", "memory.total", "memory.used", "memory.free")
 SECONDS = 10.0
@@ -54,7 +54,7 @@ class IxsmiCommand:
 
     def _query(self) -> str:
         lib64, lib = corex_folders()
-        path = shutil.which("ixsmi") or shutil.which(os.path.join(os.path.dirname(lib), "bin", "ixsmi"))
+        path = find_command()
         if path is None:
             raise ManagementFault(NOT_SUPPORTED, "ixsmi", "no such command on PATH or in CoreX's bin")
         libraries = os.pathsep.join(filter(None, (lib64, lib, os.environ.get("LD_LIBRARY_PATH"))))
@@ -76,6 +76,11 @@ class IxsmiCommand:
             said = (output.strip() or ran.stderr.decode(errors="replace").strip()).splitlines()
             raise ManagementFault(NOT_SUPPORTED, path, f"exit status {ran.returncode}: {' '.join(said)[:200]!a}")
         return output
+
+
+def find_command() -> str | None:
+    """The command on PATH, else in CoreX's bin, which often is not on PATH."""
+    return shutil.which("ixsmi") or shutil.which(os.path.join(os.path.dirname(corex_folders()[0]), "bin", "ixsmi"))
 
 
 def parse_query(text: str) -> list[tuple[Card, Figures]]:

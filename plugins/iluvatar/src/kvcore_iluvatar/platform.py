@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from kvcore.contract import Basis, BlockSizer, Detection, Device, PlatformInfo, Reading, Scope, hookimpl
@@ -19,7 +18,7 @@ from kvcore.contract.runtimes.platform import AcceleratorPlatform, Surroundings
 from kvcore.errors import PolicyError
 from kvcore.units import GIB, parse_fraction
 from kvcore_iluvatar.ixml import LIBRARY, Ixml, corex_folders
-from kvcore_iluvatar.ixsmi import IxsmiCommand
+from kvcore_iluvatar.ixsmi import IxsmiCommand, find_command
 
 __all__ = ["IluvatarBlockSizer", "plugin"]
 
@@ -42,6 +41,7 @@ class IluvatarBlockSizer(AcceleratorPlatform):
             PCI_VENDOR,
             LIBRARY,
             "install the CoreX driver, or point COREX_HOME at it",
+            nodes="dev/iluvatar[0-9]*",
             root=root,
         )
         paddle = PaddleRuntime("iluvatar_gpu", ("paddle-iluvatar-gpu",))
@@ -68,7 +68,7 @@ class IluvatarBlockSizer(AcceleratorPlatform):
 
     def traces(self, found: Found) -> bool:
         """A libcuda.so.1 alone is NVIDIA's as well; the command may be all there is of CoreX."""
-        return bool(found.pci or found.library) or shutil.which("ixsmi") is not None
+        return bool(found.pci or found.beside_pci or found.library) or find_command() is not None
 
     def visible_cards(self, cards: list[Card]) -> list[Card]:
         """Those that a container's variable names by UUID.
