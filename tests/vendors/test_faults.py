@@ -270,7 +270,7 @@ plugin.kvcore_read_memory(device)
 
 
 def test_an_old_driver_without_the_third_list_of_processes_is_read(machine: Make) -> None:
-    """nvidia-ml-py answers NVMLLibraryMismatchError, which is no NVMLError: it means an old driver, not a broken one."""
+    """nvidia-ml-py answers NVMLLibraryMismatchError, which is no NVMLError: the driver is old, not broken."""
     reading = machine("nvml_v1").card(0, free=3 * GIB, pids="self:1000").readings()[1]
     assert (reading["free"], reading["own"]) == (3 * GIB, 1000)
 

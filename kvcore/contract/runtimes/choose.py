@@ -57,9 +57,14 @@ class Runtimes:
         asked = self.asked()
         return self._runtimes[asked] if asked else self.chosen()
 
+    def candidates(self) -> list[Runtime]:
+        """Those that are tried, in order; none is started."""
+        asked = self.asked()
+        return [self._runtimes[asked]] if asked else self._in_order()
+
     def _choose(self) -> Runtime:
         asked = self.asked()
-        candidates = [self._runtimes[asked]] if asked else self._in_order()
+        candidates = self.candidates()
         reasons = []
         for runtime in candidates:
             try:
@@ -69,7 +74,7 @@ class Runtimes:
                 continue
             return runtime
         absent = [name for name in self._runtimes if name not in {runtime.name for runtime in candidates}]
-        reasons += [f"{name}: not installed" for name in absent if not asked]
+        reasons += [f"{name}: no build for this platform is installed" for name in absent if not asked]
         raise CapabilityMissing(
             "no runtime here can allocate on this platform's devices",
             code="KV-CAP-010",

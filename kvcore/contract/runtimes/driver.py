@@ -16,7 +16,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvcore.contract.facts import MemoryStats, TensorView
-from kvcore.contract.runtimes.interface import Allocation, Runtime, RuntimeDevice, RuntimeUnavailable, view_bytes
+from kvcore.contract.runtimes.interface import (
+    Allocation,
+    Runtime,
+    RuntimeDevice,
+    RuntimeUnavailable,
+    import_framework,
+    view_bytes,
+)
+from kvcore.contract.runtimes.sharing import CUDA, SharedBytes
 from kvcore.errors import DeviceError, OutOfMemory
 from kvcore.units import format_bytes
 
@@ -217,29 +225,27 @@ class _DriverAllocation(Allocation):
             self._runtime.in_context(self._index, "cuMemsetD8", self._address + offset, value, nbytes)
 
     def tensor(self, view: TensorView, framework: str) -> object:
-        """torch reads ``__cuda_array_interface__``; it must be deleted before the buffer is released."""
+        """torch reads the CUDA array interface, Paddle DLPack; all tensors are deleted before the buffer is released.
+
+        A Paddle of a custom device takes no memory but its own: DLPack has no name for its devices.
+        """
         nbytes = view_bytes(self, view)
-        if framework != "torch":
-            raise self.no_tensor(framework, "the driver")
-        torch: Any = importlib.import_module("torch")
-        if not torch.cuda.is_available():
-            raise self.no_tensor(framework, "the driver, which this torch cannot use")
-        raw = torch.as_tensor(_CudaArray(self._address + view.offset, nbytes, self), device=f"cuda:{self._index}")
-        return self.keep(raw.view(getattr(torch, view.dtype)).reshape(view.shape))
-
-
-class _CudaArray:
-    """Bytes on the device as the CUDA array interface (version 3) describes them; keeps the allocation alive."""
-
-    def __init__(self, address: int, nbytes: int, allocation: Allocation) -> None:
-        self.allocation = allocation
-        self.__cuda_array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-            "strides": None,
-        }
+        shared = self.keep(SharedBytes(self._address + view.offset, nbytes, (CUDA, self._index)))
+        if framework == "torch":
+            torch = import_framework("torch")
+            if not torch.cuda.is_available():
+                raise self.no_tensor(framework, "the driver, which this torch cannot use")
+            return (
+                torch.as_tensor(shared, device=f"cuda:{self._index}")
+                .view(getattr(torch, view.dtype))
+                .reshape(view.shape)
+            )
+        if framework == "paddle":
+            paddle = import_framework("paddle")
+            if not paddle.is_compiled_with_cuda():
+                raise self.no_tensor(framework, "the driver, which this Paddle cannot use")
+            return paddle.utils.dlpack.from_dlpack(shared).view(view.dtype).reshape(list(view.shape))
+        raise self.no_tensor(framework, "the driver")
 
 
 def normal_pci(address: str) -> str:

@@ -56,7 +56,13 @@ def located_by_runtime(
         if card is not None and card.slices is not None:
             card, hidden_in = _slice_of(card, card.slices, device), card
         maker = _vendor_of(device, root)
-        if card is not None or hidden_in is not None or device.integrated or maker == vendor or (without_pci and maker is None):
+        if (
+            card is not None
+            or hidden_in is not None
+            or device.integrated
+            or maker == vendor
+            or (without_pci and maker is None)
+        ):
             located.append(_located(platform, device, card, hidden_in))
     return located
 

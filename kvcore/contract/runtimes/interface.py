@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
+import warnings
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -13,7 +15,15 @@ from kvcore.contract.buffers import BufferMemory, check_span
 from kvcore.contract.facts import MemoryStats, TensorView
 from kvcore.errors import BufferMisuse, CapabilityMissing, DeviceError
 
-__all__ = ["ITEM_SIZES", "Allocation", "Runtime", "RuntimeDevice", "RuntimeUnavailable", "view_bytes"]
+__all__ = [
+    "ITEM_SIZES",
+    "Allocation",
+    "Runtime",
+    "RuntimeDevice",
+    "RuntimeUnavailable",
+    "import_framework",
+    "view_bytes",
+]
 
 T = TypeVar("T")
 
@@ -160,6 +170,11 @@ class Runtime(ABC):
     def allocate(self, index: int, name: str, nbytes: int, itemsize: int) -> Allocation:
         """``nbytes`` zeroed bytes, for elements of ``itemsize``; raises :class:`~kvcore.errors.OutOfMemory`."""
 
+    @property
+    def shares(self) -> bool:
+        """Whether other frameworks can see its memory, and it theirs, without a copy."""
+        return True
+
     def active(self, index: int) -> bool | None:
         """Whether this process has a context on the device; None if the runtime does not say."""
         return None
@@ -175,6 +190,22 @@ def forked(where: str, process: int | None) -> DeviceError:
         expected="the process that started it",
         hint="start workers with spawn, or before the devices are listed",
     )
+
+
+def import_framework(name: str) -> Any:
+    """The package of a tensor's framework, imported with its warnings set aside; raises :class:`CapabilityMissing`."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(name)
+    except Exception as error:  # an import of native code fails in many ways
+        raise CapabilityMissing(
+            "the framework cannot be imported",
+            code="KV-CAP-003",
+            where=name,
+            got=f"{type(error).__name__}: {error}",
+            expected=f"an installed {name}",
+        ) from error
 
 
 def view_bytes(allocation: Allocation, view: TensorView) -> int:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvcore.contract.facts import MemoryStats, TensorView
-from kvcore.contract.runtimes.interface import Allocation, Runtime, RuntimeUnavailable, view_bytes
+from kvcore.contract.runtimes.interface import Allocation, Runtime, RuntimeUnavailable, import_framework, view_bytes
 from kvcore.errors import CapabilityMissing, DeviceError, OutOfMemory
 from kvcore.units import format_bytes
 
@@ -55,6 +55,11 @@ class PaddleRuntime(Runtime):
             return True
         found = {distribution.metadata["Name"] for distribution in importlib.metadata.distributions()}
         return any(name in found for name in self._distributions)
+
+    @property
+    def shares(self) -> bool:
+        """Whether other frameworks can see its memory, and it theirs: DLPack has no name for a custom device."""
+        return self._kind in ("cpu", "gpu")
 
     def imported(self) -> bool:
         """Whether this process uses Paddle."""
@@ -249,9 +254,9 @@ class _PaddleAllocation(Allocation):
         raw = self._bytes(view.offset, nbytes)
         if framework == "paddle":
             return self.keep(raw.view(view.dtype).reshape(list(view.shape)))
-        if framework == "torch" and not self._place.startswith(("cpu", "gpu")):
+        if framework == "torch" and not self._runtime.shares:
             raise self.no_tensor(framework, f"Paddle's {self._place}")
         if framework == "torch":
-            torch: Any = importlib.import_module("torch")
+            torch = import_framework("torch")
             return self.keep(torch.from_dlpack(raw).view(getattr(torch, view.dtype)).reshape(view.shape))
         raise self.no_tensor(framework, "Paddle")

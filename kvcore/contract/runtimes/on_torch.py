@@ -11,7 +11,14 @@ from typing import Any
 
 from kvcore.contract.facts import MemoryStats, TensorView
 from kvcore.contract.runtimes.driver import normal_pci
-from kvcore.contract.runtimes.interface import Allocation, Runtime, RuntimeDevice, RuntimeUnavailable, view_bytes
+from kvcore.contract.runtimes.interface import (
+    Allocation,
+    Runtime,
+    RuntimeDevice,
+    RuntimeUnavailable,
+    import_framework,
+    view_bytes,
+)
 from kvcore.errors import CapabilityMissing, DeviceError, OutOfMemory
 from kvcore.units import format_bytes
 
@@ -45,8 +52,8 @@ class TorchRuntime(Runtime):
         self._module: Any = None
 
     def installed(self) -> bool:
-        """Whether torch is here; whether it sees a device is known when it has been imported."""
-        return importlib.util.find_spec("torch") is not None
+        """Whether a torch for this kind of device is here; it is not imported."""
+        return importlib.util.find_spec("torch") is not None if self._kind == "cpu" else built_for_cuda()
 
     def imported(self) -> bool:
         """Whether this process uses torch."""
@@ -186,6 +193,8 @@ class _TorchAllocation(Allocation):
             torch = self._runtime.module
             return self.keep(raw.view(getattr(torch, view.dtype)).reshape(view.shape))
         if framework == "paddle":
-            paddle: Any = importlib.import_module("paddle")
+            paddle = import_framework("paddle")
+            if raw.is_cuda and not paddle.is_compiled_with_cuda():
+                raise self.no_tensor(framework, "torch, which this Paddle cannot use")
             return self.keep(paddle.utils.dlpack.from_dlpack(raw).view(view.dtype).reshape(list(view.shape)))
         raise self.no_tensor(framework, "torch")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvcore.contract.base import PlatformBase
 from kvcore.contract.buffers import BufferHooks
-from kvcore.contract.capabilities import FULL, Capability, Supported, not_implemented, unsupported
+from kvcore.contract.capabilities import FULL, Capability, Supported, unsupported
 from kvcore.contract.facts import (
     AllocationLimits,
     AllocationRequest,
@@ -28,7 +28,7 @@ from kvcore.contract.facts import (
 )
 from kvcore.contract.hookspecs import hookimpl
 from kvcore.contract.probes import find_library, pci_devices
-from kvcore.contract.runtimes.choose import CONTEXT_VARIABLE, Runtimes
+from kvcore.contract.runtimes.choose import CONTEXT_VARIABLE, RUNTIME_VARIABLE, Runtimes
 from kvcore.contract.runtimes.deadline import SECONDS, within
 from kvcore.contract.runtimes.detect import Found, concluded
 from kvcore.contract.runtimes.identity import (
@@ -47,10 +47,9 @@ from kvcore.contract.runtimes.management import (
     memory_readings,
     refusal,
 )
-from kvcore.contract.runtimes.on_torch import built_for_cuda
 from kvcore.contract.runtimes.softlimit import soft_limit_reading
 from kvcore.contract.runtimes.unified import unified_readings, unified_reserve
-from kvcore.errors import CapabilityMissing, DeviceError, KvcoreError, OutOfMemory
+from kvcore.errors import CapabilityMissing, DeviceError, KvcoreError, OutOfMemory, PolicyError
 
 __all__ = ["AcceleratorPlatform", "Surroundings"]
 
@@ -193,15 +192,25 @@ class AcceleratorPlatform(BufferHooks, PlatformBase):
                 Capability.RAW_ACCESS,
             ):
                 capabilities[capability] = missing
-        if "paddle" not in installed:
-            capabilities[Capability.TENSOR_PADDLE] = not_implemented(
-                "Paddle's tensors need Paddle's own memory, and no Paddle for this platform is installed"
-            )
-        if "torch" not in installed:
-            capabilities[Capability.TENSOR_TORCH] = unsupported("torch is not installed")
-        elif not built_for_cuda():
-            capabilities[Capability.TENSOR_TORCH] = unsupported("the torch that is installed is not built for CUDA")
+        capabilities[Capability.TENSOR_PADDLE] = self._tensors("paddle")
+        capabilities[Capability.TENSOR_TORCH] = self._tensors("torch")
         return capabilities
+
+    def _tensors(self, framework: str) -> Supported:
+        """Whether a framework can see what will be allocated: its own, or another's where both know the device."""
+        own = self.runtimes.named(framework)
+        if own is None:
+            return unsupported(f"no {framework} for this platform's devices is installed")
+        first = next(iter(self._candidates()), own)
+        if first.name == framework or (own.shares and first.shares):
+            return FULL
+        return unsupported(f"{framework} takes no memory of {first.name}: {RUNTIME_VARIABLE}={framework} gives its own")
+
+    def _candidates(self) -> list[Runtime]:
+        try:
+            return self.runtimes.candidates()
+        except PolicyError:
+            return []  # a runtime that does not exist: whoever allocates is told
 
     def survey(self) -> tuple[Management | None, list[Card], list[Reading]]:
         """The first management library that answers, its cards of this vendor, and a reading for each that did not.
