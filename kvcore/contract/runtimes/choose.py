@@ -50,6 +50,7 @@ class Runtimes:
         """The runtime to allocate with; raises :class:`CapabilityMissing` that says why each one is not it."""
         if self._chosen is None:
             self._chosen = self._choose()
+        self._chosen.check_process()
         return self._chosen
 
     def to_plan_for(self) -> Runtime:
