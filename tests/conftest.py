@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 VENDORS = {
     "cuda": (("nvml", "cuda"), None),
     "iluvatar": (("ixml", "cuda"), None),
-    "metax": (("mxsml",), "kvcore_metax:plugin"),
+    "metax": (("mxsml", "mcruntime"), "kvcore_metax:plugin"),
 }
 
 

@@ -48,6 +48,8 @@ class Libraries:
             "ixml_plain": ("libixml.so", "nvml.c", "-DIXML", "-DPLAIN_INIT", "-DNO_V2"),
             "upnp": ("libixml.so", "upnp.c"),
             "mxsml": ("libmxsml.so", "mxsml.c"),
+            "mxsml_old": ("libmxsml.so", "mxsml.c", "-DOLD"),
+            "mcruntime": ("libmcruntime.so", "mcruntime.c", "-pthread"),
         }[name]
         target = self._folder / name / file
         if not target.exists():
@@ -107,7 +109,7 @@ class Machine:
         clean = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("KVCORE_", "CUDA_", "IX_", "ILUVATAR_", "FD_", "COREX"))
+            if not name.startswith(("KVCORE_", "CUDA_", "IX_", "ILUVATAR_", "FD_", "COREX", "MACA_"))
         }
         paths = os.pathsep.join(self.libraries(part) for part in self.parts)
         env = {

@@ -1,4 +1,4 @@
-"""The metax platform: a third library, KiB in place of bytes, and a plugin that kvcore's own environment lacks.
+"""The metax platform: a third library, KiB in place of bytes, a runtime of its own, and a plugin not installed here.
 
 The plugin is found as an installed one is, through its entry point, in processes whose PYTHONPATH has its sources.
 """
@@ -24,28 +24,10 @@ VARIABLES = ("MACA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 Make = Callable[..., Machine]
 
 
-class MetaxLibraries(Libraries):
-    """MetaX's library beside the others'."""
-
-    def __call__(self, name: str) -> str:
-        flags = {"mxsml": (), "mxsml_old": ("-DOLD",)}.get(name)
-        if flags is None:
-            return super().__call__(name)
-        target = self._folder / name / "libmxsml.so"
-        if not target.exists():
-            compile_library(target, "mxsml.c", *flags)
-        return str(target.parent)
-
-
-@pytest.fixture(scope="module")
-def metax_libraries(tmp_path_factory: pytest.TempPathFactory) -> MetaxLibraries:
-    return MetaxLibraries(tmp_path_factory.mktemp("metax"))
-
-
 @pytest.fixture
 def metax(
     tmp_path: Path,
-    metax_libraries: MetaxLibraries,
+    libraries: Libraries,
     as_installed: Callable[[Path], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Make:
@@ -54,7 +36,7 @@ def metax(
         monkeypatch.delenv(name, raising=False)
 
     def make(*parts: str) -> Machine:
-        return Machine(tmp_path, metax_libraries, parts, {"PYTHONPATH": as_installed(PLUGIN)})
+        return Machine(tmp_path, libraries, parts, {"PYTHONPATH": as_installed(PLUGIN)})
 
     return make
 
@@ -310,12 +292,135 @@ def test_a_plan_on_it_counts_the_same_as_on_the_others(metax: Make) -> None:
         assert ours[name] == theirs[name], name
 
 
-def test_without_paddle_for_it_nothing_is_allocated_and_the_reason_said(metax: Make) -> None:
+def test_without_a_runtime_nothing_is_allocated_and_the_reason_said(metax: Make) -> None:
     size = ("--kv-cache-memory", "256MiB", "--max-model-len", "2048")
     ran = card(metax("mxsml")).kvcore("allocate", MODEL, "--tp", "4", "--platform", "metax", *size, "--json")
     assert ran.status == 3
     assert ran.json["error"]["code"] == "KV-CAP-001"
     assert "paddle-metax-gpu" in ran.json["error"]["got"]
+
+
+@pytest.fixture
+def with_maca(metax: Make) -> Machine:
+    host = card(metax("mxsml", "mcruntime"), total=2 * GIB, free=2 * GIB, pids="self:0", context=64 * MIB)
+    return card(host, 1, total=GIB, free=GIB, pids="self:0", context=64 * MIB)
+
+
+def test_macas_runtime_allocates_and_the_library_sees_it(with_maca: Machine) -> None:
+    """The library's KiB and the runtime's bytes are the same figures."""
+    answer = with_maca.ask(
+        """
+        from kvcore_metax.platform import plugin
+        device = plugin.kvcore_devices()[1]
+        before = plugin.kvcore_read_memory(device)
+        b = plugin.kvcore_allocate(device, AllocationRequest("t", (63 << 20) + 2, 256, (63 << 19) + 1))
+        zeros = plugin.kvcore_read(b, 40 << 20, 4096) == bytes(4096)
+        plugin.kvcore_write(b, 40 << 20, b"kvcore")
+        plugin.kvcore_fill(b, (40 << 20) + 2, 2, 65)
+        read = plugin.kvcore_read(b, 40 << 20, 6).decode()
+        during = plugin.kvcore_read_memory(device)
+        stats = plugin.kvcore_memory_stats(device)
+        freed = plugin.kvcore_release(b)
+        after = plugin.kvcore_read_memory(device)
+        answer = [zeros, read, freed, before[0].free - during[0].free, during[0].own, stats.current,
+                  len(before), [(r.source, r.total, r.free) for r in during], after[0].free == before[0].free]
+        """
+    )
+    zeros, read, freed, taken, own, counted, sources, during, given_back = answer
+    assert (zeros, read, freed) == (True, "kvAAre", 64 * MIB)
+    assert taken == own == (64 + 64) * MIB  # the context is this process's too
+    assert counted == 64 * MIB
+    assert sources == 1  # asking the runtime before it is used would make a context
+    assert during == [[source, GIB, GIB - taken] for source in ("mxsml", "mcruntime")]
+    assert given_back
+
+
+def test_plan_allocate_verify_release_with_macas_runtime(with_maca: Machine) -> None:
+    settings = ("--platform", "metax", "--device", UUIDS[1], "--kv-cache-memory", "256MiB", "--max-model-len", "2048")
+    ran = with_maca.kvcore("allocate", MODEL, "--tp", "4", *settings, "--json")
+    assert ran.status == 0, ran.err
+    assert sum(with_maca.held()) == 0
+
+
+@pytest.mark.parametrize("environ", [{"MACA_VISIBLE_DEVICES": "1"}, {}])
+def test_a_runtime_that_numbers_otherwise_than_the_library_is_found_out(
+    with_maca: Machine, environ: dict[str, str]
+) -> None:
+    """By its PCI address: with the variable both agree; by the scenario's order the runtime's 0 is the library's 1."""
+    if not environ:
+        with_maca.set({"ordinals": "1,0"})
+    answer = with_maca.ask(
+        """
+        from kvcore_metax.platform import plugin
+        device = plugin.kvcore_devices()[0]
+        buffer = plugin.kvcore_allocate(device, AllocationRequest("t", 1 << 20, 256, 1 << 19))
+        answer = [device.key, plugin.kvcore_release(buffer)]
+        """,
+        **environ,
+    )
+    if environ:
+        assert answer == [UUIDS[1], 2 * MIB]
+    else:
+        assert answer["code"] == "KV-DEV-029"
+        assert PCIS[1].split(".")[0] in answer["got"]
+
+
+def test_the_current_device_of_a_thread_is_left_as_it_was(with_maca: Machine) -> None:
+    answer = with_maca.ask(
+        """
+        import ctypes
+        from kvcore_metax.platform import plugin
+        runtime = ctypes.CDLL("libmcruntime.so")
+        runtime.mcSetDevice(1)
+        buffer = plugin.kvcore_allocate(plugin.kvcore_devices()[0], AllocationRequest("t", 1 << 20, 256, 1 << 19))
+        plugin.kvcore_write(buffer, 5, b"x")
+        current = ctypes.c_int()
+        runtime.mcGetDevice(ctypes.byref(current))
+        answer = current.value
+        """
+    )
+    assert answer == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        ({"err.mcMalloc": 2}, "KV-OOM-001"),
+        ({"err.mcMalloc": 1}, "KV-DEV-028"),
+        ({"err.mcMemset": 700}, "KV-DEV-028"),
+        ({"err.mcGetDeviceCount": 3}, "KV-DEV-028"),
+    ],
+)
+def test_what_macas_runtime_refuses_is_typed_and_leaves_nothing(
+    with_maca: Machine, lines: dict[str, object], code: str
+) -> None:
+    answer = with_maca.set(lines).ask(
+        """
+        from kvcore_metax.platform import plugin
+        plugin.kvcore_allocate(plugin.kvcore_devices()[0], AllocationRequest("t", 1 << 20, 256, 1 << 19))
+        """
+    )
+    assert answer["code"] == code
+    assert sum(with_maca.held()) == 0
+
+
+DECLARED = """
+from kvcore_metax.platform import plugin
+found = plugin.kvcore_platform().capabilities
+answer = [found[Capability.ALLOCATE].support.value, found[Capability.TENSOR_PADDLE].support.value]
+"""
+
+
+def test_another_vendors_runtime_is_refused_when_it_is_used_and_not_before(with_maca: Machine) -> None:
+    assert with_maca.ask(DECLARED, KVCORE_RUNTIME="torch") == ["full", "unsupported"]
+    answer = with_maca.ask(
+        """
+        from kvcore_metax.platform import plugin
+        plugin.kvcore_allocate(plugin.kvcore_devices()[0], AllocationRequest("t", 1 << 20, 256, 1 << 19))
+        """,
+        KVCORE_RUNTIME="torch",
+    )
+    assert (answer["code"], answer["expected"]) == ("KV-POL-060", "driver, paddle")
 
 
 @pytest.fixture(scope="module")
@@ -336,6 +441,13 @@ def with_paddle(metax: Make, custom_device: Path) -> Machine:
     card(host, 1, total=GIB, free=GIB)
     host.environ["CUSTOM_DEVICE_ROOT"] = str(custom_device)
     return host
+
+
+def test_paddles_tensors_are_declared_where_paddle_allocates(with_paddle: Machine, libraries: Libraries) -> None:
+    assert with_paddle.ask(DECLARED) == ["full", "full"]
+    both = Machine(with_paddle.folder, libraries, ("mxsml", "mcruntime"), with_paddle.environ, with_paddle.lines)
+    assert both.ask(DECLARED) == ["full", "unsupported"]
+    assert both.ask(DECLARED, KVCORE_RUNTIME="paddle") == ["full", "full"]
 
 
 def test_paddle_allocates_and_the_library_sees_it(with_paddle: Machine) -> None:
@@ -404,7 +516,7 @@ def test_a_full_device_is_out_of_memory_and_a_renumbered_one_an_error(with_paddl
     assert sum(with_paddle.held()) == 0
 
 
-def test_it_conforms_as_far_as_it_goes_without_paddle(metax: Make) -> None:
+def test_it_conforms_as_far_as_it_goes_without_a_runtime(metax: Make) -> None:
     """Two devices with neighbours, this process listed: what cannot be done here is declared, and nothing fails."""
     host = card(metax("mxsml"), pids=f"4711:{GIB},self:0", free=50 * GIB)
     ran = card(host, 1, pids="self:0").kvcore("conformance", "metax", "--json")

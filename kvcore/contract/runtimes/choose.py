@@ -19,8 +19,11 @@ CONTEXT_VARIABLE = "KVCORE_ALLOW_CONTEXT"
 class Runtimes:
     """The runtimes of one platform, in the order in which they are tried; chosen once a process."""
 
-    def __init__(self, distribution: str, runtimes: collections.abc.Sequence[Runtime]) -> None:
+    def __init__(
+        self, distribution: str, runtimes: collections.abc.Sequence[Runtime], *, hint: str | None = None
+    ) -> None:
         self._distribution = distribution
+        self._hint = hint or f"pip install '{distribution}[driver]'"
         self._runtimes = {runtime.name: runtime for runtime in runtimes}
         self._chosen: Runtime | None = None
 
@@ -82,7 +85,7 @@ class Runtimes:
             where=self._distribution,
             got="; ".join(reasons),
             expected=f"one of {', '.join(self._runtimes)}",
-            hint=f"pip install '{self._distribution}[driver]'",
+            hint=self._hint,
         )
 
     def _in_order(self) -> list[Runtime]:

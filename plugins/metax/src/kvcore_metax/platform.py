@@ -1,4 +1,4 @@
-"""The ``metax`` platform: MetaX devices, read through libmxsml and allocated through Paddle's ``metax_gpu``."""
+"""The ``metax`` platform: MetaX devices, read through libmxsml, allocated through MACA's runtime or Paddle."""
 
 from __future__ import annotations
 
@@ -34,11 +34,14 @@ from kvcore.contract import (
 from kvcore.contract.base import PlatformBase
 from kvcore.contract.buffers import BufferHooks
 from kvcore.contract.probes import find_library, pci_devices
+from kvcore.contract.runtimes.choose import RUNTIME_VARIABLE, Runtimes
 from kvcore.contract.runtimes.deadline import SECONDS, within
+from kvcore.contract.runtimes.driver import normal_pci
 from kvcore.contract.runtimes.interface import Runtime, RuntimeUnavailable
 from kvcore.contract.runtimes.on_paddle import PaddleRuntime
 from kvcore.errors import CapabilityMissing, DeviceError, OutOfMemory
 from kvcore.units import KIB, MIB
+from kvcore_metax.maca import MacaRuntime
 from kvcore_metax.mxsml import FOLDERS, GONE, LIBRARY, Card, Mxsml, MxsmlFault, own_bytes, runtime_is_loaded
 from kvcore_metax.visible import VARIABLES, visible_cards
 
@@ -49,6 +52,7 @@ CONTRACT = 1
 #: PCI-SIG's number of MetaX (gpustack_runtime/detector/metax.py).
 PCI_VENDOR = "0x9999"
 HINT = "install MetaX's driver, or start the container with its devices and /opt/mxdriver"
+RUNTIME_HINT = "install MACA (libmcruntime.so), or paddle-metax-gpu from Paddle's own index"
 #: The page of a device's memory is not public: CUDA's is taken, which can only count too much.
 GRANULE = 2 * MIB
 #: paddle_custom_device, backends/metax_gpu/runtime/runtime.cc: DeviceMinChunkSize.
@@ -57,13 +61,19 @@ ALIGNMENT = 256
 CONTEXT = 512 * MIB
 
 
+#: A reading's source by the runtime's name.
+_SOURCES = {"driver": "mcruntime", "paddle": "paddle"}
+
+
 class MetaxBlockSizer(BufferHooks, PlatformBase):
-    """MXSML for what is here, Paddle for what is taken."""
+    """MXSML for what is here, MACA's runtime or Paddle for what is taken."""
 
     def __init__(self, root: Path = Path("/"), seconds: float = SECONDS) -> None:
         self._root = root
         self._seconds = seconds
-        self._paddle: Runtime = PaddleRuntime("metax_gpu", ("paddle-metax-gpu",))
+        self._maca = MacaRuntime()
+        self._paddle = PaddleRuntime("metax_gpu", ("paddle-metax-gpu",))
+        self._runtimes = Runtimes("kvcore-metax", (self._maca, self._paddle), hint=RUNTIME_HINT)
 
     @hookimpl
     def kvcore_platform(self) -> PlatformInfo:
@@ -110,42 +120,48 @@ class MetaxBlockSizer(BufferHooks, PlatformBase):
 
     @hookimpl
     def kvcore_read_memory(self, device: Device) -> list[Reading]:
-        """MXSML, and Paddle's total where this process uses Paddle already."""
+        """MXSML, and the runtimes that this process uses already: asking another would create a context."""
         _, card = self._card_of(device)
-        return [self._by_library(device, card), *self._by_paddle(device)]
+        used: list[Runtime] = [self._maca] if self._maca.active(device.index) else []
+        used += [self._paddle] if self._paddle.imported() and self._paddle.installed() else []
+        return [self._by_library(device, card), *(self._by_runtime(runtime, device, card) for runtime in used)]
 
     @hookimpl
     def kvcore_memory_stats(self, device: Device) -> MemoryStats:
-        """Paddle's counters for this process."""
-        return self._started().stats(device.index)
+        """The counters of the runtime that allocates."""
+        return self._runtimes.chosen().stats(device.index)
 
     @hookimpl
     def kvcore_reset_peak(self, device: Device) -> None:
-        """Paddle's own reset."""
-        self._started().reset_peak(device.index)
+        """The runtime's own reset."""
+        self._runtimes.chosen().reset_peak(device.index)
 
     @hookimpl
     def kvcore_allocation_limits(self, device: Device) -> AllocationLimits:
-        """What Paddle's tensors can be, in pages as large as CUDA's."""
-        paddle = self._paddle
-        return AllocationLimits(GRANULE, ALIGNMENT, max_elements=paddle.max_elements, reason=paddle.limit_reason)
+        """Pages as large as CUDA's, and what one tensor of the runtime can have."""
+        try:
+            runtime = self._runtimes.to_plan_for()
+        except CapabilityMissing as missing:
+            # A plan needs no runtime; the machine that allocates will say what its own allows.
+            return AllocationLimits(GRANULE, ALIGNMENT, reason=f"{missing.what}: {missing.got}")
+        return AllocationLimits(GRANULE, ALIGNMENT, max_elements=runtime.max_elements, reason=runtime.limit_reason)
 
     @hookimpl
     def kvcore_allocate(self, device: Device, request: AllocationRequest) -> Buffer:
-        """One tensor of Paddle's, zeroed."""
-        paddle = self._started()
-        limit = paddle.max_elements
+        """One allocation of the runtime, zeroed."""
+        runtime = self._runtimes.chosen()
+        limit = runtime.max_elements
         if limit is not None and request.elements > limit:
             raise OutOfMemory(
-                "one tensor is larger than Paddle's can be",
+                "one tensor is larger than this runtime's can be",
                 code="KV-OOM-002",
                 where=request.name,
                 got=f"{request.elements:,} elements",
-                expected=f"at most {limit:,}: {paddle.limit_reason}",
+                expected=f"at most {limit:,}: {runtime.limit_reason}",
             )
-        self._check_number(device)
+        self._check_number(runtime, device)
         nbytes = -(-request.nbytes // GRANULE) * GRANULE
-        memory = paddle.allocate(device.index, request.name, nbytes, _itemsize(request))
+        memory = runtime.allocate(device.index, request.name, nbytes, _itemsize(request))
         return Buffer(request.name, device, nbytes, nbytes, memory)
 
     @hookimpl
@@ -163,18 +179,28 @@ class MetaxBlockSizer(BufferHooks, PlatformBase):
             "MetaX's own torch shows its devices as cuda; this plugin does not allocate through it yet"
         )
         capabilities[Capability.FORK] = unsupported("a runtime's context does not survive a fork")
-        if not self._paddle.installed():
-            missing = unsupported("no Paddle for MetaX is installed: paddle-metax-gpu, from Paddle's own index")
+        if not self._runtimes.installed():
+            missing = unsupported(f"no runtime is installed: {RUNTIME_HINT}")
             for capability in (
                 Capability.MEMORY_STATS,
                 Capability.RESET_PEAK,
                 Capability.ALLOCATE,
                 Capability.COMMIT,
                 Capability.RAW_ACCESS,
-                Capability.TENSOR_PADDLE,
             ):
                 capabilities[capability] = missing
+        if not self._paddle_allocates():
+            capabilities[Capability.TENSOR_PADDLE] = unsupported(
+                "Paddle's tensors need Paddle's own memory: KVCORE_RUNTIME=paddle, with paddle-metax-gpu installed"
+            )
         return capabilities
+
+    def _paddle_allocates(self) -> bool:
+        """Whether it will be Paddle that is chosen, by the same rule and without starting anything."""
+        if not self._paddle.installed():
+            return False
+        # A name that is no runtime here is refused when it is used: the plugin itself is loaded all the same.
+        return os.environ.get(RUNTIME_VARIABLE) == "paddle" or self._paddle.imported() or not self._maca.installed()
 
     def _cards(self) -> list[Card]:
         try:
@@ -214,18 +240,21 @@ class MetaxBlockSizer(BufferHooks, PlatformBase):
             hint="it was lost, reset, or hidden from this process since it was listed",
         )
 
-    def _check_number(self, device: Device) -> None:
-        """Paddle allocates by number and names no identity, so the number must still be this device's."""
-        here, _ = self._card_of(device)
-        if here.index != device.index:
-            raise DeviceError(
-                "the device has another number than the one that was planned for",
-                code="KV-DEV-029",
-                where=f"metax device {device.key}",
-                got=here.index,
-                expected=device.index,
-                hint="devices were hidden or renumbered since the plan: plan again in this process",
-            )
+    def _check_number(self, runtime: Runtime, device: Device) -> None:
+        """A runtime allocates by number: it must still be this device's, and the runtime's own as far as it says."""
+        here, card = self._card_of(device)
+        found = runtime.devices()
+        named = None if found is None else {each.index: each.pci for each in found}.get(device.index, "no device")
+        if here.index == device.index and named in (None, normal_pci(card.pci)):
+            return
+        raise DeviceError(
+            "the runtime's device under this number is not the one that was planned for",
+            code="KV-DEV-029",
+            where=f"metax device {device.key}",
+            got=f"number {here.index}, and the runtime's number {device.index} is {named or 'not named'}",
+            expected=f"number {device.index} at {card.pci}",
+            hint="devices were hidden or renumbered since the plan: plan again in this process",
+        )
 
     def _by_library(self, device: Device, card: Card) -> Reading:
         scope = Scope.PARTITION if card.virtual else Scope.DEVICE
@@ -253,32 +282,17 @@ class MetaxBlockSizer(BufferHooks, PlatformBase):
                 return Reading("mxsml", scope, skipped=str(fault))
             raise _refusal(fault, f"metax device {device.key}") from fault
 
-    def _by_paddle(self, device: Device) -> list[Reading]:
-        """Its total, where asking imports nothing. Its plug-in has no statistics, so it never says what is free."""
-        if not (self._paddle.imported() and self._paddle.installed()):
-            return []
+    def _by_runtime(self, runtime: Runtime, device: Device, card: Card) -> Reading:
+        """Its figures, in bytes. Paddle's plug-in has no statistics, so it never says what is free."""
+        scope, source = (Scope.PARTITION if card.virtual else Scope.DEVICE), _SOURCES[runtime.name]
         try:
-            self._paddle.start()
-            _, total = self._paddle.memory(device.index)
+            runtime.start()
+            free, total = within(self._seconds, source, lambda: runtime.memory(device.index))
         except (RuntimeUnavailable, DeviceError) as error:
-            return [Reading("paddle", Scope.DEVICE, skipped=str(error).splitlines()[0])]
-        if total is None:
-            return [Reading("paddle", Scope.DEVICE, skipped="it does not say how much memory the device has")]
-        return [Reading("paddle", Scope.DEVICE, total=total)]
-
-    def _started(self) -> Runtime:
-        try:
-            self._paddle.start()
-        except RuntimeUnavailable as unavailable:
-            raise CapabilityMissing(
-                "Paddle cannot allocate on MetaX devices here",
-                code="KV-CAP-010",
-                where="kvcore-metax",
-                got=str(unavailable),
-                expected="paddlepaddle with paddle-metax-gpu",
-                hint="install paddle-metax-gpu from Paddle's own index",
-            ) from unavailable
-        return self._paddle
+            return Reading(source, scope, skipped=str(error).splitlines()[0])
+        if total is None or total == 0:
+            return Reading(source, scope, skipped="it does not say how much memory the device has")
+        return Reading(source, scope, total=total, free=free)
 
 
 def _itemsize(request: AllocationRequest) -> int:
