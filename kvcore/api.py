@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvcore.cache.allocate import Cache, Progress, allocate_cache
 from kvcore.cache.verify import Verification, verify_cache
@@ -59,6 +59,8 @@ __all__ = [
     "profile",
     "verify",
 ]
+
+T = TypeVar("T")
 
 ModelSource = ModelConfig | str | os.PathLike[str] | Mapping[str, Any]
 
@@ -253,8 +255,8 @@ def agree(
     return agree_on(outcome, group, timeout=timeout, scope=Scope(scope), replica=replica)
 
 
-def outcome(make: Callable[[], Plan]) -> Plan | KvcoreError:
-    """The plan that ``make`` returns or the error that keeps it from one: what :func:`agree` takes.
+def outcome(make: Callable[[], T]) -> T | KvcoreError:
+    """What ``make`` returns, such as a plan, or the error that keeps it from that: what :func:`agree` takes.
 
     ``make`` may profile, read and plan; whatever it raises is told to all ranks instead of leaving them waiting.
     """
@@ -304,7 +306,7 @@ def allocate(
 
 
 @contextlib.contextmanager
-def device_turn(device: Device, group: object = None, *, timeout: float = 600.0) -> Iterator[None]:
+def device_turn(device: Device | KvcoreError, group: object = None, *, timeout: float = 600.0) -> Iterator[None]:
     """Hold a device while this engine reads, plans and allocates, so that no other counts the same memory.
 
     ::
@@ -316,6 +318,7 @@ def device_turn(device: Device, group: object = None, *, timeout: float = 600.0)
     An advisory lock of this host for the device's key, which ends with its holder. In a ``group`` of ranks (None takes
     what this process has initialised) every rank calls it; those that share a device take one turn together. Raises
     :class:`DeviceError` with the holder's process id after ``timeout`` seconds, or :class:`RanksDisagree` on all ranks.
+    A rank that has no device gives the error (:func:`outcome`), so that the others hear of it.
     """
     with turn_on(device, group, timeout=timeout):
         yield

@@ -50,6 +50,10 @@ CACHE_FORMATS = {
         ("fp8_e5m2", "float8_e5m2", 1, 0),
         ("int8", "int8", 1, 2),
         ("int4", "uint8", 2, 2),
+        # PaddlePaddle/FastDeploy: static scales are the model's; block_wise_fp8 keeps one a vector.
+        ("int8_static", "int8", 1, 0),
+        ("int4_static", "uint8", 2, 0),
+        ("fp8_block_wise", "float8_e4m3fn", 1, 1),
     )
 }
 

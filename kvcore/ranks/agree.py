@@ -25,8 +25,8 @@ T = TypeVar("T")
 GRACE = 5.0
 
 
-def outcome_of(make: Callable[[], Plan]) -> Plan | KvcoreError:
-    """The plan that ``make`` returns, or what kept it from one as an error that other ranks can be told.
+def outcome_of(make: Callable[[], T]) -> T | KvcoreError:
+    """What ``make`` returns, or what kept it from that as an error that other ranks can be told.
 
     An exception of any other kind (a framework's, in a profile run) becomes a :class:`KvcoreError` with it as cause.
     """
@@ -36,7 +36,7 @@ def outcome_of(make: Callable[[], Plan]) -> Plan | KvcoreError:
         return error
     except Exception as error:  # noqa: BLE001 - contributed to every rank, and raised on this one
         failed = KvcoreError(
-            f"planning failed: {type(error).__name__}: {error}"[:500],
+            f"{type(error).__name__}: {error}"[:500],
             code="KV-RNK-009",
             hint="the rank that failed has the traceback of the cause",
         )
@@ -58,19 +58,15 @@ def agree_on(
         raise error from (outcome if isinstance(outcome, KvcoreError) else None)
 
 
-def together(action: Callable[[], T], group: object, *, timeout: float, undo: Callable[[T], object]) -> T:
-    """What ``action`` gives on every rank; if it fails on any, all ``undo`` what they did and raise the same error."""
+def together(action: Callable[[], T], group: object, *, timeout: float) -> T:
+    """What ``action`` gives on every rank; if it fails on any, all raise the same error."""
     ranks = current_group(group)
-    results, failure = _tried(action)
-    try:
-        failed = _failures(ranks.exchange(_said(failure), timeout))
-    except BaseException:
-        _undone(results, undo)
-        raise
-    if failed:
-        _undone(results, undo)
+    result = outcome_of(action)
+    failure = result if isinstance(result, KvcoreError) else None
+    failed = _failures(ranks.exchange(_said(failure), timeout))
+    if failed or isinstance(result, KvcoreError):
         raise _not_on_all(failed, ranks) from failure
-    return results[0]
+    return result
 
 
 def allocate_together(
@@ -91,16 +87,17 @@ def allocate_together(
     """
     ranks = current_group(group)
     while True:
-        caches, failure = _tried(functools.partial(allocate, num_blocks))
+        cache = outcome_of(functools.partial(allocate, num_blocks))
+        failure = cache if isinstance(cache, KvcoreError) else None
         short = failure.obtained_bytes if isinstance(failure, OutOfMemory) else None
         try:
             failed = _failures(ranks.exchange(_said(failure, None if short is None else fitting(short)), timeout))
         except BaseException:
-            _undone(caches, Cache.release)
+            _released(cache)
             raise
-        if not failed:
-            return caches[0]
-        _undone(caches, Cache.release)
+        if not failed and isinstance(cache, Cache):
+            return cache
+        _released(cache)
         fits = [answer["fits"] for answer in failed.values()]
         fewer = min((n for n in fits if n is not None), default=0)
         if retries <= 0 or None in fits or not needed <= fewer < num_blocks:
@@ -109,17 +106,17 @@ def allocate_together(
 
 
 @contextlib.contextmanager
-def turn_on(device: Device, group: object, *, timeout: float) -> Iterator[None]:
+def turn_on(device: Device | KvcoreError, group: object, *, timeout: float) -> Iterator[None]:
     """This group's turn on ``device``; see :func:`kvcore.api.device_turn`.
 
     Ranks of one group that share a device take one turn: the lowest of them holds the lock for all.
     """
     ranks = current_group(group)
-    mine = f"{_boot()} {device.key}".encode()
+    failure = device if isinstance(device, KvcoreError) else None
+    mine = b"" if isinstance(device, KvcoreError) else f"{_boot()} {device.key}".encode()
     first = ranks.exchange(mine, timeout).index(mine) == ranks.rank
     with contextlib.ExitStack() as held:
-        failure: KvcoreError | None = None
-        if first:
+        if first and not isinstance(device, KvcoreError):
             try:
                 held.enter_context(device_lock(device.key, timeout=timeout))
             except KvcoreError as error:
@@ -132,21 +129,9 @@ def turn_on(device: Device, group: object, *, timeout: float) -> Iterator[None]:
         yield
 
 
-def _tried(action: Callable[[], T]) -> tuple[list[T], KvcoreError | None]:
-    """What came of it, alone in a list; an empty list, and what kept it from being done as an error to tell others."""
-    try:
-        return [action()], None
-    except KvcoreError as error:
-        return [], error
-    except Exception as error:  # noqa: BLE001 - an engine's own failure: told to every rank, raised as the cause here
-        failed = KvcoreError(f"{type(error).__name__}: {error}"[:500], code="KV-RNK-009")
-        failed.__cause__ = error
-        return [], failed
-
-
-def _undone(results: list[T], undo: Callable[[T], object]) -> None:
-    for result in results:
-        undo(result)
+def _released(cache: Cache | KvcoreError) -> None:
+    if isinstance(cache, Cache):
+        cache.release()
 
 
 def _said(failure: KvcoreError | None, fits: int | None = None) -> bytes:
