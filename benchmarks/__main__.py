@@ -1,11 +1,11 @@
-"""Run the benchmarks that are named, or all: ``python -m benchmarks startup plan commit fit``."""
+"""Run the benchmarks that are named, or all: ``python -m benchmarks startup plan commit agree fit``."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
-NAMES = ("startup", "plan", "commit", "fit")
+NAMES = ("startup", "plan", "commit", "agree", "fit")
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Ranks agree on a number of blocks, allocate it together, and verify it: under either launcher.
 
-    python -m paddle.distributed.launch --nproc_per_node 4 examples/agree.py
-    torchrun --nproc_per_node 4 examples/agree.py
+python -m paddle.distributed.launch --nproc_per_node 4 examples/agree.py
+torchrun --nproc_per_node 4 examples/agree.py
 """
 
 import os
@@ -38,7 +38,9 @@ def main() -> None:
         agreed = kvcore.agree(kvcore.outcome(make), timeout=60)
         with kvcore.allocate(agreed, timeout=60, retries=2) as cache:
             kvcore.verify(cache)
-            print(f"rank {rank} of {size}: {cache.num_blocks} blocks, the tightest is rank {agreed.tightest}", flush=True)
+            print(
+                f"rank {rank} of {size}: {cache.num_blocks} blocks, the tightest is rank {agreed.tightest}", flush=True
+            )
 
 
 if __name__ == "__main__":

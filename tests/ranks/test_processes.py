@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+import kvcore
+from kvcore.sizing.limits import largest_fitting
+
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -120,8 +123,61 @@ def test_an_allocation_that_fails_on_one_rank_is_given_back_on_all(name: str, tm
     }
 
 
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_out_of_memory_is_tried_again_together_with_fewer_blocks(name: str, tmp_path: Path) -> None:
+    """Rank 0's device has less room than its reading said when the plan was made."""
+    layout = kvcore.layout("examples/models/tinyllama-1.1b-chat-v1.0.json", block_size=16)
+    free = layout.bytes(12) + 4096
+    card = json.loads((ROOT / "tests/data/profiles/card-80g.json").read_text())
+    card["readings"] = [{**card["readings"][0], "total": 2 * free, "free": free, "used": free, "own": 0}]
+    profile = tmp_path / "small.json"
+    profile.write_text(json.dumps(card))
+    answers = ranks(name, ["full3", "full3"], KVCORE_REPLAY=str(profile))
+    blocks = {(a or {}).get("num_blocks") for a in answers}
+    assert len(blocks) == 1, answers
+    (agreed,) = blocks
+    # What 20 blocks a tensor had got hold of before the device was full, in blocks.
+    tensors = layout.tensors(20)
+    held = free // tensors[0].nbytes * tensors[0].nbytes
+    assert agreed == largest_fitting(layout.with_alignment(512), held) < 20
+    assert [(a or {}).get("freed", 0) > 0 for a in answers] == [True, True]
+    none_left = ranks(name, ["full0", "full0"], KVCORE_REPLAY=str(profile))
+    assert {(a or {}).get("code") for a in none_left} == {"KV-RNK-008"}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_ranks_that_share_a_device_take_one_turn_together(name: str, tmp_path: Path) -> None:
+    answers = ranks(name, ["turns", "turns"], XDG_RUNTIME_DIR=str(tmp_path))
+    assert {(a or {}).get("num_blocks") for a in answers} == {299}, answers
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_device_that_another_engine_holds_is_said_on_all_ranks(name: str, tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER], env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}, stdout=subprocess.PIPE
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        answers = ranks(name, ["turns", "turns"], timeout=3, XDG_RUNTIME_DIR=str(tmp_path))
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert {(a or {}).get("code") for a in answers} == {"KV-RNK-010"}
+    after = ranks(name, ["turns", "turns"], XDG_RUNTIME_DIR=str(tmp_path))  # the holder was killed: its lock went too
+    assert {(a or {}).get("num_blocks") for a in after} == {299}, after
+
+
+HOLDER = """
+import time
+import kvcore
+with kvcore.device_turn(kvcore.platform("cpu").device()):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
 def test_a_single_process_agrees_with_itself() -> None:
-    import kvcore
     from kvcore.ranks.groups import SingleGroup
 
     layout = kvcore.layout("examples/models/tinyllama-1.1b-chat-v1.0.json", block_size=16)

@@ -54,13 +54,20 @@ def main() -> None:
     started = time.monotonic()
     answer: dict[str, object] = {"rank": rank}
     try:
-        if act == "full":
+        if act.startswith("full"):
+            retries = int(act.removeprefix("full") or 0)
             layout = kvcore.layout("examples/models/tinyllama-1.1b-chat-v1.0.json", block_size=16)
-            made = kvcore.plan(layout, kv_cache_memory=layout.bytes(20), on_shortage="warn")
+            made = kvcore.plan(layout, kv_cache_memory=layout.bytes(20), max_model_len=64)
             device = kvcore.platform("cpu" if rank else "replay").device()
-            kvcore.allocate(made, device, group=current_group(), timeout=timeout)
-        agreed = kvcore.agree(outcome(act, rank), timeout=timeout)
-        answer |= {"num_blocks": agreed.num_blocks, "tightest": agreed.tightest, "counts": agreed.counts}
+            cache = kvcore.allocate(made, device, group=current_group(), timeout=timeout, retries=retries)
+            answer |= {"num_blocks": cache.num_blocks, "freed": cache.release()}
+        if act == "turns":
+            device = kvcore.platform("cpu").device()
+            with kvcore.device_turn(device, timeout=timeout):
+                answer["holder"] = os.getpid()
+        if not act.startswith("full"):
+            agreed = kvcore.agree(outcome(act, rank), timeout=timeout)
+            answer |= {"num_blocks": agreed.num_blocks, "tightest": agreed.tightest, "counts": agreed.counts}
     except KvcoreError as error:
         answer |= {"code": error.code, "where": error.where, "got": error.got}
     answer["seconds"] = time.monotonic() - started
