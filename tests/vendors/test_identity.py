@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kvcore.contract.runtimes.softlimit import soft_limit_reading
+from kvcore.contract.runtimes.softlimit import paddle_limit_reading, soft_limit_reading
 
 from .conftest import GIB, UUIDS, Machine
 
@@ -236,7 +237,9 @@ def test_a_devices_own_limit_comes_first_and_0_is_none() -> None:
     assert totals == [4 * GIB, 2 * GIB, None]
 
 
-@pytest.mark.parametrize("text", ["much", "-1", "1t", "1.5g", "99999999999999999999", "1g 2g", "\x1b[0m"])
+@pytest.mark.parametrize(
+    "text", ["much", "-1", "1t", "1.5g", "99999999999999999999", "18446744073709551615", "1g 2g", "\x1b[0m"]
+)
 def test_a_limit_that_is_no_size_is_a_skipped_source(text: str) -> None:
     reading = soft_limit_reading(0, {"CUDA_DEVICE_MEMORY_LIMIT": text})
     assert reading is not None
@@ -252,3 +255,30 @@ def test_a_wrapped_counter_never_becomes_memory(machine: Make) -> None:
     assert ran.status != 0
     assert ran.json["error"]["code"] == "KV-PLAN-002"
     assert "below zero" in ran.json["error"]["got"]
+
+
+@pytest.mark.parametrize(("text", "total"), [("512", GIB // 2), ("0", None), ("", None)])
+def test_the_limit_of_paddles_allocator_is_a_reading(text: str, total: int | None) -> None:
+    reading = paddle_limit_reading({"FLAGS_gpu_memory_limit_mb": text})
+    assert (None if reading is None else reading.total) == total
+
+
+@pytest.mark.parametrize("text", ["half", "-1", "1.5", "9" * 30])
+def test_a_limit_of_paddles_that_is_no_size_is_skipped(text: str) -> None:
+    reading = paddle_limit_reading({"FLAGS_gpu_memory_limit_mb": text})
+    assert reading is not None
+    assert reading.skipped is not None
+    assert reading.total is None
+
+
+def test_paddles_limit_counts_where_paddle_can_allocate(machine: Make) -> None:
+    host = machine("nvml").card(0)
+    limited = {"FLAGS_gpu_memory_limit_mb": "512"}
+    assert {r["total"] for r in host.readings(**limited)} == {8 * GIB, None}
+    if importlib.util.find_spec("paddle") is None:
+        pytest.skip("paddlepaddle is not installed")
+    built = host.folder / "paddlepaddle_gpu-3.3.1.dist-info"
+    built.mkdir()
+    (built / "METADATA").write_text("Metadata-Version: 2.1\nName: paddlepaddle-gpu\nVersion: 3.3.1\n")
+    totals = {r["total"] for r in host.readings(**limited, PYTHONPATH=str(host.folder))}
+    assert totals == {8 * GIB, GIB // 2, None}

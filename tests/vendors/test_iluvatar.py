@@ -264,3 +264,115 @@ def test_a_containers_variable_names_its_cards(machine: Make, variable: str) -> 
     assert [
         d["key"] for d in host.devices("iluvatar", **{variable: f"{UUIDS[0]},{UUIDS[1]}"}, CUDA_VISIBLE_DEVICES="1")
     ] == [UUIDS[1]]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"printf '{LINE[:40]}'",  # ended half way
+        f"echo '{LINE.replace('32768', '32.768').replace('32511', '32.511')}'",
+        f"echo '{LINE.replace('32768', '32 768')}'",
+        "echo '名称, 通用唯一识别码, 总线, 显存总量, 已用显存, 空闲显存'",
+        f"echo '{LINE.replace('32768', '0')}'",
+        f"echo '{LINE.replace('32511', '40000')}'",  # more free than there is
+        f"echo '{LINE.replace('32511', '-1')}'",
+    ],
+)
+def test_what_the_command_says_wrongly_is_never_a_plan(machine: Make, body: str) -> None:
+    """Truncated, in another language, of another country's numbers, impossible: and the CPU does not answer for it."""
+    host = machine("upnp")
+    answer = host.ask(
+        f"""
+        import kvcore
+        from kvcore_iluvatar.platform import plugin
+        plugin.surroundings = __import__("dataclasses").replace(plugin.surroundings, root=Path({str(pci(host.folder))!r}))
+        layout = kvcore.layout("examples/models/qwen3-30b-a3b.json", tp=4)
+        plan = kvcore.plan(layout, kvcore.platform("iluvatar").device(), max_model_len=512)
+        answer = {{"code": plan.num_blocks, "got": ""}}
+        """,
+        PATH=command(host.folder, body),
+    )
+    assert answer["code"] == "KV-PLAN-002"
+    assert "ixsmi" in answer["got"]
+
+
+def test_figures_of_the_library_that_cannot_be_used_leave_it_to_the_command(machine: Make) -> None:
+    host = machine("ixml").card(0, raw__free=2**64 - 5)
+    readings = host.readings("iluvatar", PATH=command(host.folder, f"echo '{LINE}'"))
+    assert [r["source"] for r in readings if r["free"] == 32511 * MIB] == ["ixsmi_v1"]
+
+
+def test_a_command_that_goes_away_between_two_calls(machine: Make) -> None:
+    host = machine("upnp")
+    path = command(host.folder, f"echo '{LINE}'")
+    answer = host.ask(
+        f"""
+        from kvcore_iluvatar.platform import plugin
+        device = plugin.kvcore_devices()[0]
+        os.unlink({str(host.folder / "bin" / "ixsmi")!r})
+        plugin.kvcore_read_memory(device)
+        """,
+        PATH=path,
+    )
+    assert answer["code"] == "KV-DEV-027"
+
+
+def test_a_card_of_the_commands_that_the_kernel_knows_as_anothers_is_not_claimed(machine: Make) -> None:
+    """Its UUID looks the same, and the command names no vendor; sysfs does."""
+    host = machine("upnp")
+    root = pci(host.folder)
+    (root / "sys/bus/pci/devices/0000:3b:00.0/vendor").write_text("0x10de\n")
+    answer = host.ask(
+        f"""
+        from kvcore_iluvatar.platform import IluvatarBlockSizer
+        plugin = IluvatarBlockSizer(Path({str(root)!r}))
+        found = plugin.kvcore_detect()
+        answer = [found.state.value, found.reason]
+        """,
+        PATH=command(host.folder, f"echo '{LINE}'"),
+    )
+    assert answer[0] == "absent"
+    assert "PCI vendor 0x10de" in answer[1]
+
+
+def test_the_command_is_found_in_corexs_bin_with_its_libraries(machine: Make) -> None:
+    """It often is not on PATH, and needs CoreX's folders on LD_LIBRARY_PATH."""
+    host = machine("upnp")
+    home = host.folder / "corex"
+    (home / "bin").mkdir(parents=True)
+    path = home / "bin" / "ixsmi"
+    path.write_text(f"#!/bin/sh\ncase $LD_LIBRARY_PATH in {home}/lib64:{home}/lib*) echo '{LINE}';; esac\n")
+    path.chmod(0o755)
+    assert host.readings("iluvatar", COREX_HOME=str(home))[0]["source"] == "ixsmi_v1"
+    assert host.detection("iluvatar", COREX_HOME=str(home))["state"] == "available"
+
+
+def test_the_runtime_is_asked_where_no_library_says_what_is_free(machine: Make) -> None:
+    host = machine("ixml", "cuda").card(0, context=GIB)
+    host.set({"err.nvmlDeviceGetMemoryInfo": 3, "err.nvmlDeviceGetMemoryInfo_v2": 3})
+    readings = host.readings("iluvatar", KVCORE_ALLOW_CONTEXT="1", FD_ILUVATAR_KVCACHE_MEM="1")
+    assert [(r["source"], r["free"]) for r in readings if r["free"] is not None] == [("driver", 7 * GIB)]
+
+
+def test_the_librarys_names_stay_its_own(machine: Make) -> None:
+    """RTLD_LOCAL: whoever looks for nvmlInit in the whole process finds NVIDIA's, or none."""
+    host = machine("ixml").card(0)
+    answer = host.ask(
+        """
+        import ctypes
+        from kvcore_iluvatar.platform import plugin
+        plugin.kvcore_read_memory(plugin.kvcore_devices()[0])
+        answer = ["libixml.so" in Path("/proc/self/maps").read_text(), hasattr(ctypes.CDLL(None), "nvmlInit_v2")]
+        """
+    )
+    assert answer == [True, False]
+
+
+def test_a_node_of_16_chips_is_16_devices(machine: Make) -> None:
+    """A BI-V150 is two chips, each a device of its own; FastDeploy counts 16 to a node."""
+    host = machine("ixml")
+    for index in range(16):
+        keys = {"uuid": f"GPU-{index:08x}-0000-4000-8000-000000000000", "pci": f"0000:{index + 16:02x}:00.0"}
+        host.set({f"{index}.{key}": value for key, value in {**keys, "name": "BI-V150", "total": 32 * GIB}.items()})
+    host.set({"count": 16})
+    assert len({d["key"] for d in host.devices("iluvatar")}) == 16

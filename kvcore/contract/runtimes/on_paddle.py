@@ -95,8 +95,11 @@ class PaddleRuntime(Runtime):
                 return "this Paddle is not built for CUDA"
             count = paddle.device.cuda.device_count()
         else:
-            if self._kind not in paddle.device.get_all_custom_device_type():
+            kinds = list(paddle.device.get_all_custom_device_type())
+            if self._kind not in kinds:
                 return f"this Paddle has no custom device {self._kind}"
+            if kinds[0] != self._kind:  # its counters take the first kind, whatever the place says
+                return f"this Paddle has several custom devices and counts the first one's memory: {', '.join(kinds)}"
             count = paddle.device.device_count(self._kind)
         strategy = paddle.get_flags(["FLAGS_allocator_strategy"])["FLAGS_allocator_strategy"]
         if strategy == "naive_best_fit":

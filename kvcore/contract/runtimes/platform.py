@@ -47,8 +47,9 @@ from kvcore.contract.runtimes.management import (
     memory_readings,
     refusal,
 )
-from kvcore.contract.runtimes.softlimit import soft_limit_reading
+from kvcore.contract.runtimes.softlimit import paddle_limit_reading, soft_limit_reading
 from kvcore.contract.runtimes.unified import unified_readings, unified_reserve
+from kvcore.contract.validate import reading_faults
 from kvcore.errors import CapabilityMissing, DeviceError, KvcoreError, OutOfMemory, PolicyError
 
 __all__ = ["AcceleratorPlatform", "Surroundings"]
@@ -287,8 +288,9 @@ class AcceleratorPlatform(BufferHooks, PlatformBase):
         failed = {reading.source for reading in skipped}
         usable = [name for name in self.runtimes.installed() if name not in failed]
         readings += self._from_runtime(here, usable, measured=_measured(readings))
-        limit = soft_limit_reading(device.index, os.environ)
-        readings += [] if limit is None else [limit]
+        limits = [soft_limit_reading(device.index, os.environ)]
+        limits += [paddle_limit_reading(os.environ)] if "paddle" in usable else []
+        readings += [limit for limit in limits if limit is not None]
         return [*readings, *self.last_readings(here.device, here.card, measured=_measured(readings))]
 
     @hookimpl
@@ -487,7 +489,8 @@ def _cards(library: Management) -> list[Card]:
 
 
 def _measured(readings: list[Reading]) -> bool:
-    return any(reading.free is not None for reading in readings)
+    """Whether a source said what is free, in figures that can be used: else the next one is asked."""
+    return any(reading.free is not None and not reading_faults(reading) for reading in readings)
 
 
 def _set_aside(readings: list[Reading]) -> list[Reading]:
