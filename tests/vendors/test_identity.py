@@ -263,7 +263,7 @@ def test_the_limit_of_paddles_allocator_is_a_reading(text: str, total: int | Non
     assert (None if reading is None else reading.total) == total
 
 
-@pytest.mark.parametrize("text", ["half", "-1", "1.5", "9" * 30])
+@pytest.mark.parametrize("text", ["half", "-1", "1.5", "9" * 30, "9" * 5000])
 def test_a_limit_of_paddles_that_is_no_size_is_skipped(text: str) -> None:
     reading = paddle_limit_reading({"FLAGS_gpu_memory_limit_mb": text})
     assert reading is not None

@@ -285,7 +285,8 @@ def test_what_the_command_says_wrongly_is_never_a_plan(machine: Make, body: str)
         f"""
         import kvcore
         from kvcore_iluvatar.platform import plugin
-        plugin.surroundings = __import__("dataclasses").replace(plugin.surroundings, root=Path({str(pci(host.folder))!r}))
+        from dataclasses import replace
+        plugin.surroundings = replace(plugin.surroundings, root=Path({str(pci(host.folder))!r}))
         layout = kvcore.layout("examples/models/qwen3-30b-a3b.json", tp=4)
         plan = kvcore.plan(layout, kvcore.platform("iluvatar").device(), max_model_len=512)
         answer = {{"code": plan.num_blocks, "got": ""}}
