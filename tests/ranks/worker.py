@@ -7,10 +7,17 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 import kvcore
+from kvcore.catalogue import device_profile
+from kvcore.contract import Basis, Reserve, ReserveKind
 from kvcore.errors import KvcoreError, PlanError
 from kvcore.ranks.groups import current_group
+
+FAULTS = ("dies-within", "dies-after", "cut")
+PERSISTENT = (ReserveKind.PERSISTENT, Basis.DECLARED, "test", "what the model takes")
 
 
 def join(library: str, rank: int, size: int, port: int) -> None:
@@ -42,9 +49,51 @@ def outcome(act: str, rank: int) -> kvcore.Plan | KvcoreError:
         time.sleep(30)
     if act == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
+    return kvcore.outcome(lambda: planned(act, rank))
+
+
+def planned(act: str, rank: int) -> kvcore.Plan:
+    if act == "raises":
+        kvcore.profile(kvcore.platform("cpu").device(), lambda: 1 / 0)
+    layout = kvcore.layout("examples/models/tinyllama-1.1b-chat-v1.0.json", block_size=16)
+    if act == "zero":
+        return kvcore.plan(layout, kv_cache_memory=layout.bytes(1) - 1, max_model_len=16)
+    if act in ("negative", "version", "share"):
+        read = device_profile("tests/data/profiles/card-80g.json")
+        facts = replace(read, versions=(("acme", f"1.{rank}" if act == "version" else "1.2"),))
+        weights = Reserve("weights", 2**40 if act == "negative" else 0, *PERSISTENT)
+        return kvcore.plan(
+            layout, facts=facts, reserves=[weights], utilization="0.8" if act == "share" else "0.9", max_model_len=1024
+        )
     model = "examples/models/qwen3-8b.json" if act == "other" else "examples/models/tinyllama-1.1b-chat-v1.0.json"
     layout = kvcore.layout(model, block_size=16)
     return kvcore.plan(layout, kv_cache_memory=layout.bytes(300 - rank), max_model_len=1024)
+
+
+class Faulty:
+    """A group whose rank does something wrong in the middle of an exchange."""
+
+    def __init__(self, act: str) -> None:
+        self._real = current_group()
+        self.rank, self.size = self._real.rank, self._real.size
+        gather, meet = self._real._gather, self._real._meet
+        gathers: list[int] = []
+
+        def gathering(numbers: Sequence[int]) -> list[list[int]]:
+            gathers.append(1)
+            if len(gathers) == 2 and act == "dies-within":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if len(gathers) == 2 and act == "cut":
+                numbers = [*numbers[: len(numbers) // 2], *[0] * (len(numbers) - len(numbers) // 2)]
+            return gather(numbers)
+
+        def meeting(key: str, deadline: float, timeout: float) -> None:
+            if key.endswith("/done") and act == "dies-after":
+                os.kill(os.getpid(), signal.SIGKILL)
+            meet(key, deadline, timeout)
+
+        self._real._gather, self._real._meet = gathering, meeting  # type: ignore[method-assign]
+        self.exchange = self._real.exchange
 
 
 def main() -> None:
@@ -66,7 +115,13 @@ def main() -> None:
             with kvcore.device_turn(device, timeout=timeout):
                 answer["holder"] = os.getpid()
         if not act.startswith("full"):
-            agreed = kvcore.agree(outcome(act, rank), timeout=timeout)
+            made = outcome(act, rank)
+            agreed = kvcore.agree(made, Faulty(act) if act in FAULTS else None, timeout=timeout)
+            if act == "leaves":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if act == "stays":
+                device = kvcore.platform("cpu").device()
+                kvcore.allocate(agreed, device, timeout=timeout)
             answer |= {"num_blocks": agreed.num_blocks, "tightest": agreed.tightest, "counts": agreed.counts}
     except KvcoreError as error:
         answer |= {"code": error.code, "where": error.where, "got": error.got}
