@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import subprocess
 import sys
@@ -89,6 +90,22 @@ def test_without_hardware_each_says_why_and_what_would_change_it(machine: Make) 
         assert plugins[name]["hint"]
 
 
+@pytest.mark.parametrize("parts", [(), ("nvml",), ("upnp",)], ids=["nothing", "stub", "namesake"])
+def test_doctor_says_in_a_line_a_plugin_why_not_and_what_would_change_it(machine: Make, parts: tuple[str, ...]) -> None:
+    host = machine(*parts).set({"err.nvmlInit": 9})
+    lines = host.kvcore("doctor", COLUMNS="300").out.splitlines()
+    for name, vendor in (("cuda", "0x10de"), ("iluvatar", "0x1e3e")):
+        at = next(index for index, line in enumerate(lines) if line.split()[:2] == [name, f"kvcore-{name}"])
+        assert "absent" in lines[at]
+        assert f"no PCI function of vendor {vendor}" in lines[at]
+        own = itertools.takewhile(lambda line: line.startswith(" "), lines[at + 1 :])
+        assert any(line.strip().startswith("to change it") for line in own)
+    if parts == ("nvml",):
+        assert "driver not loaded (9)" in "".join(lines)
+    if parts == ("upnp",):
+        assert "another project's" in "".join(lines)
+
+
 SOURCES = [*ROOT.glob("plugins/*/src/**/*.py"), *ROOT.glob("kvcore/contract/runtimes/*.py")]
 FORBIDDEN = {"block", "blocks", "cap", "caps", "capped", "budget", "budgets", "token", "tokens"}
 
@@ -119,15 +136,18 @@ def test_the_words_are_found_where_they_are() -> None:
     assert {name for name in identifiers(tree) if words(name) & FORBIDDEN} == {"num_blocks", "blockCount", "MAX_CAP"}
 
 
-def test_a_vendor_loads_nothing_that_computes_or_knows_a_model() -> None:
+@pytest.mark.parametrize(("first", "expected"), [("", False), ("import kvcore.sizing.plan; ", True)])
+def test_a_vendor_loads_nothing_that_computes_or_knows_a_model(first: str, expected: bool) -> None:
+    """With ``first`` it does, so that this can fail."""
     script = (
-        "import sys, kvcore_cuda.platform as a, kvcore_iluvatar.platform as b\n"
+        f"{first}import sys, kvcore_cuda.platform as a, kvcore_iluvatar.platform as b\n"
         "a.plugin.kvcore_platform(); a.plugin.kvcore_detect(); b.plugin.kvcore_platform(); b.plugin.kvcore_detect()\n"
         "names = ('kvcore.sizing', 'kvcore.geometry', 'kvcore.cache', 'paddle', 'torch')\n"
         "print([m for m in sys.modules if m.startswith(names)])"
     )
     ran = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=60)
-    assert ran.stdout.strip() == "[]", ran.stderr
+    assert ran.returncode == 0, ran.stderr
+    assert (ran.stdout.strip() != "[]") is expected, ran.stdout
 
 
 @pytest.mark.parametrize("plugin", [cuda, iluvatar], ids=["cuda", "iluvatar"])

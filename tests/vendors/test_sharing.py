@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +80,23 @@ def test_a_capsule_that_nobody_takes_holds_nothing() -> None:
     assert alive() is not None
     del capsule
     assert alive() is None
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "paddle"])
+def test_a_tensor_that_is_alive_when_the_interpreter_ends_is_no_crash(framework: str) -> None:
+    if not has(framework):
+        pytest.skip(f"{framework} is not installed")
+    take = {"numpy": "np.from_dlpack", "torch": "torch.from_dlpack", "paddle": "paddle.utils.dlpack.from_dlpack"}
+    name = "numpy as np" if framework == "numpy" else framework
+    script = (
+        f"import ctypes, {name}\nfrom kvcore.contract.runtimes.sharing import CPU, SharedBytes\n"
+        "memory = (ctypes.c_uint8 * 4096)()\n"
+        f"tensor = {take[framework]}(SharedBytes(ctypes.addressof(memory), 4096, (CPU, 0)))\n"
+        "cycle = [tensor]; cycle.append(cycle)\nctypes.kept = tensor\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert "Exception" not in ran.stderr
 
 
 def test_host_memory_has_no_cuda_array_interface() -> None:

@@ -69,6 +69,21 @@ def test_slices_by_both_forms(name: str) -> None:
     assert select_visible(name, [CARDS[0], SLICED]) == [(name, PIECES[1])]
 
 
+def test_a_slice_named_twice_in_either_form_empties_the_list() -> None:
+    by_instance = f"MIG-{SLICED.uuid}/2/0"
+    assert select_visible(f"{PIECES[1].uuid},{by_instance}", [SLICED]) == []
+    both = select_visible(f"{by_instance}, {PIECES[0].uuid}", [SLICED])
+    assert [card for _, card in both] == [PIECES[1], PIECES[0]]
+    assert select_visible(f"{by_instance},GPU-0", [CARDS[0], SLICED]) == [(by_instance, PIECES[1])]
+
+
+def test_a_card_in_mig_mode_whose_slices_are_hidden_is_no_answer() -> None:
+    hidden = Card("GPU-99999999-aaaa-4000-8000-000000000000", "Card", slices=())
+    with pytest.raises(DeviceError) as caught:
+        select_visible("0", [hidden])
+    assert (caught.value.code, caught.value.got) == ("KV-DEV-026", "no slice")
+
+
 @pytest.mark.parametrize("name", ["MIG-7", f"MIG-{SLICED.uuid}/9/0", f"MIG-{SLICED.uuid}", "MIG-"])
 def test_a_slice_that_is_not_there_names_nothing(name: str) -> None:
     assert select_visible(name, [SLICED]) == []

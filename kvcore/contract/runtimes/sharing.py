@@ -8,6 +8,7 @@ reference whether the memory is still in use.
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 __all__ = ["CPU", "CUDA", "SharedBytes"]
 
@@ -85,17 +86,25 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
 )
 
 
-def _given_back(managed: int) -> None:
+_drop = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("Py_DecRef", ctypes.pythonapi))
+
+
+# Both may be called while the interpreter ends and modules lose their names, so they bring what they use with them.
+def _given_back(managed: int, at: Any = _Managed.from_address, drop: Any = _drop) -> None:
     """The consumer's tensors are gone."""
-    context = _Managed.from_address(managed).context
-    ctypes.pythonapi.Py_DecRef(ctypes.cast(context, ctypes.py_object))
+    drop(at(managed).context)
 
 
-def _destroyed(capsule: int) -> None:
+def _destroyed(
+    capsule: int, name: bytes = NAME, valid: Any = _is_valid, pointer: Any = _pointer, back: Any = _given_back
+) -> None:
     """A capsule that nobody took gives back; a consumer renames the one it takes."""
-    if _is_valid(capsule, NAME):
-        _given_back(_pointer(capsule, NAME))
+    if valid(capsule, name):
+        back(pointer(capsule, name))
 
 
 _delete = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_given_back)
 _destroy = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_destroyed)
+for _entry in (_delete, _destroy):
+    # A tensor may outlive this module when the interpreter ends, and then still calls what it was given.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_entry))

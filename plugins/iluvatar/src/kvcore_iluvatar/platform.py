@@ -58,7 +58,11 @@ class IluvatarBlockSizer(AcceleratorPlatform):
         return self.detection()
 
     def managements(self) -> list[Management]:
-        """The library, the vendor's Python module, the command; last the PCI functions, which say what is here."""
+        """The library, the vendor's Python module, the command; last the PCI functions, which say what is here.
+
+        No public source shows a module ``ixsmi``: that one would have NVML's functions is an assumption, and a module
+        that lacks them is passed over.
+        """
         module = PythonBinding("ixsmi_module", "ixsmi", (1, 2), "a binding of Iluvatar's management library")
         return [Ixml(), module, IxsmiCommand(), PciFunctions(PCI_VENDOR, self.surroundings.root)]
 
