@@ -9,7 +9,9 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread int current;
 static struct { void *at; size_t bytes; long card; } blocks[4096];
 static int alive[CARDS];
-#define CALL(name) do { int e_ = failing(name, -1); if (e_) return e_; } while (0)
+static pid_t owner;
+/* As a real runtime, it does not survive a fork. */
+#define CALL(name) do { int e_ = failing(name, -1); if (e_) return e_; if (!owner) owner = getpid(); if (owner != getpid()) abort(); } while (0)
 
 static int listed(long *cards) {
   char b[64] = "";

@@ -404,6 +404,36 @@ def test_what_macas_runtime_refuses_is_typed_and_leaves_nothing(
     assert sum(with_maca.held()) == 0
 
 
+def test_a_forked_process_reads_and_is_refused_the_runtime(with_maca: Machine) -> None:
+    answer = with_maca.ask(
+        """
+        from kvcore_metax.platform import plugin
+        device = plugin.kvcore_devices()[0]
+        buffer = plugin.kvcore_allocate(device, AllocationRequest("t", 1 << 20, 256, 1 << 19))
+        reading, writing = os.pipe()
+        if not os.fork():
+            said = [[r.source for r in plugin.kvcore_read_memory(device)]]
+            for call in (
+                lambda: plugin.kvcore_read(buffer, 0, 1),
+                lambda: plugin.kvcore_allocate(device, AllocationRequest("t", 1 << 20, 256, 1 << 19)),
+            ):
+                try:
+                    said.append(call())
+                except KvcoreError as error:
+                    said.append([error.code, error.got])
+            os.write(writing, json.dumps(said).encode())
+            os._exit(0)
+        os.close(writing)
+        answer = json.loads(os.fdopen(reading).read())
+        plugin.kvcore_release(buffer)
+        """
+    )
+    sources, read, allocated = answer
+    assert sources == ["mxsml"]
+    assert read[0] == allocated[0] == "KV-DEV-030"
+    assert "forked after process" in allocated[1]
+
+
 DECLARED = """
 from kvcore_metax.platform import plugin
 found = plugin.kvcore_platform().capabilities

@@ -59,7 +59,8 @@ class MacaRuntime(Runtime):
         return runtime_is_loaded()
 
     def start(self) -> None:
-        """Load the library; it makes a context when memory is first touched."""
+        """Load the library; it makes a context when memory is first touched, and no context survives a fork."""
+        self.check_process()
         with self._lock:
             if self._library is not None:
                 return
@@ -70,6 +71,7 @@ class MacaRuntime(Runtime):
                 self._library = ctypes.CDLL(path)
             except OSError as error:
                 raise RuntimeUnavailable(str(error)) from error
+            self.mark_started()
 
     def devices(self) -> list[RuntimeDevice]:
         """Every ordinal with its PCI address."""
@@ -83,7 +85,7 @@ class MacaRuntime(Runtime):
 
     def active(self, index: int) -> bool:
         """Whether this process has touched the device here; that another part of it has, nobody says."""
-        return index in self._held
+        return index in self._held and self._process == os.getpid()  # a forked child has no context
 
     def memory(self, index: int) -> tuple[int, int]:
         """mcMemGetInfo: bytes, where the management library counts in KiB."""
