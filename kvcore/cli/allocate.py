@@ -10,10 +10,12 @@ from typing import Any
 import click
 
 from kvcore import api
+from kvcore.audit import Audit
 from kvcore.cache.allocate import Progress
 from kvcore.cli.answer import Answer, output_options
 from kvcore.cli.planning import made_plan, resolved, setting_options
 from kvcore.errors import PolicyError
+from kvcore.report.audit import audit_data, audit_sections
 from kvcore.report.data import cache_data, plan_data
 from kvcore.report.plan_text import allocation_sections, plan_sections
 from kvcore.report.schema import AllocateData, AllocationData
@@ -24,9 +26,10 @@ from kvcore.sizing.plan import Plan
 @click.command("allocate")
 @click.argument("model")
 @click.option("--rank", default=0, show_default=True, help="Which rank's cache to allocate.")
+@click.option("--audit", is_flag=True, help="Also compare what each term promised with what came of it.")
 @setting_options
 @output_options
-def command(model: str, rank: int, **options: Any) -> Answer:
+def command(model: str, rank: int, audit: bool, **options: Any) -> Answer:
     """Plan MODEL's cache, allocate one rank's on this device, verify it, report and release."""
     settings = resolved(options)
     _refuse_profile(settings)
@@ -35,21 +38,32 @@ def command(model: str, rank: int, **options: Any) -> Answer:
         raise PolicyError(
             "no such rank", code="KV-POL-036", where="--rank", got=rank, expected=f"0 to {len(plan.ranks) - 1}"
         )
-    data: AllocateData = {**plan_data(plan, settings), "allocation": _allocate(plan, rank)}
+    allocation, found = _allocate(plan, rank, audit)
+    data: AllocateData = {
+        **plan_data(plan, settings),
+        "allocation": allocation,
+        "audit": None if found is None else audit_data(found),
+    }
+    audited = [] if found is None else [found]
     return Answer(
         data,
-        lambda: [*plan_sections(data), *allocation_sections(data["allocation"])],
+        lambda: [
+            *plan_sections(data),
+            *allocation_sections(data["allocation"]),
+            *(section for each in audited for section in audit_sections(each)),
+        ],
     )
 
 
-def _allocate(plan: Plan, rank: int) -> AllocationData:
+def _allocate(plan: Plan, rank: int, audit: bool) -> tuple[AllocationData, Audit | None]:
     with _progress() as progress:
         cache = api.allocate(plan, rank=rank, progress=progress)
     with cache:
         verification = api.verify(cache)
         # Described before the release empties it.
         described = cache_data(cache, verification, rank)
-        return {**described, "released_bytes": cache.release()}
+        found = api.audit(plan, cache.device, rank=rank) if audit else None
+        return {**described, "released_bytes": cache.release()}, found
 
 
 def _refuse_profile(settings: Resolved) -> None:

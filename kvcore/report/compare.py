@@ -40,6 +40,7 @@ def side_of(data: Mapping[str, Any], num_blocks: int) -> Side:
         _named((term["name"], term["signed_bytes"]) for term in data["terms"]),
         memory,
         _named((f"{b['kind']} [{b['source']}]", b["max_blocks"]) for b in bounds if b["kind"] != MEMORY),
+        data["tightest_rank"] if "tightest_rank" in data else data["rank"],
     )
 
 
@@ -51,6 +52,8 @@ def diff_data(found: Difference, before: str, after: str) -> DiffData:
         "before_blocks": found.before,
         "after_blocks": found.after,
         "moved_blocks": found.blocks,
+        "before_rank": found.ranks[0],
+        "after_rank": found.ranks[1],
         "moves": [_move(move) for move in found.moves],
     }
 
@@ -64,7 +67,11 @@ def diff_sections(data: Mapping[str, Any]) -> list[Section]:
     ends = (format_count(data["before_blocks"]), format_count(data["after_blocks"]))
     rows.append(("=", "blocks", "", *ends, f"{data['moved_blocks']:+,}"))
     title = f"From {data['before']} to {data['after']}"
-    return [Section(title, ("", "part", "name", "before", "after", "blocks"), tuple(rows), right=(3, 4, 5))]
+    table = Section(title, ("", "part", "name", "before", "after", "blocks"), tuple(rows), right=(3, 4, 5))
+    if data["before_rank"] == data["after_rank"]:
+        return [table]
+    ranks = f"Another rank is the tightest: {data['before_rank']} before, {data['after_rank']} after."
+    return [table, Section(lines=(f"{ranks} The terms compared are each one's own.",))]
 
 
 def _size(move: Mapping[str, Any], side: str) -> str:

@@ -15,6 +15,8 @@ __all__ = [
     "ANSWERS",
     "AllocateData",
     "AllocationData",
+    "AuditData",
+    "AuditLineData",
     "BoundData",
     "CacheData",
     "CheckData",
@@ -228,10 +230,34 @@ class AllocationData(CacheData):
     released_bytes: int
 
 
+class AuditLineData(TypedDict):
+    """One term: what the plan promised (null: it did not know of it), and what came of it."""
+
+    name: str
+    promised_bytes: int | None
+    outcome_bytes: int
+    measured: bool
+
+
+class AuditData(TypedDict):
+    """Promise and outcome while the cache is held; null where the platform cannot say."""
+
+    lines: list[AuditLineData]
+    held_bytes: int | None
+    promised_bytes: int | None
+    free_bytes: int | None
+    transient_bytes: int
+    margin_bytes: int
+    headroom_bytes: int | None
+    unaccounted_bytes: int | None
+    could_grow_blocks: int | None
+
+
 class AllocateData(PlanData):
-    """A plan and what came of it."""
+    """A plan and what came of it; ``audit`` is null unless it was asked for."""
 
     allocation: AllocationData
+    audit: AuditData | None
 
 
 class RemedyData(TypedDict):
@@ -480,6 +506,8 @@ class DiffData(TypedDict):
     before_blocks: int
     after_blocks: int
     moved_blocks: int
+    before_rank: int
+    after_rank: int
     moves: list[MoveData]
 
 

@@ -20,7 +20,7 @@ MEMORY = "memory"
 class Side:
     """One plan, on its tightest rank: ``terms`` in signed bytes and ``bounds`` in blocks, each by its name.
 
-    ``bounds`` are all but memory's; ``memory_blocks`` is what that allows.
+    ``bounds`` are all but memory's; ``memory_blocks`` is what that allows. ``rank`` is that rank's number.
     """
 
     num_blocks: int
@@ -28,6 +28,7 @@ class Side:
     terms: collections.abc.Mapping[str, int]
     memory_blocks: int
     bounds: collections.abc.Mapping[str, int] = field(default_factory=dict)
+    rank: int = 0
 
     @property
     def available(self) -> int:
@@ -51,11 +52,15 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """From ``before`` to ``after`` blocks, by ``moves`` whose blocks add up to the difference."""
+    """From ``before`` to ``after`` blocks, by ``moves`` whose blocks add up to the difference.
+
+    ``ranks`` are the tightest ranks that were compared: where they differ, so do the cards that the terms are about.
+    """
 
     before: int
     after: int
     moves: tuple[Move, ...]
+    ranks: tuple[int, int] = (0, 0)
 
     @property
     def blocks(self) -> int:
@@ -121,7 +126,7 @@ def difference(before: Side, after: Side) -> Difference:
     then, old_rest = state.blocks, state.rest
     state.rest = goal.rest
     moved("rest", "multiple or override", old_rest, goal.rest, then)
-    found = Difference(before.num_blocks, after.num_blocks, tuple(moves))
+    found = Difference(before.num_blocks, after.num_blocks, tuple(moves), (before.rank, after.rank))
     assert sum(move.blocks for move in moves) == found.blocks
     return found
 

@@ -44,6 +44,7 @@ def test_shipped_schemas_are_those_of_the_code() -> None:
         ("plan", ("nowhere.json",), 2),
         ("explain", (QWEN, "--device-profile", CARD, "--pp", "2"), 0),
         ("allocate", (QWEN, "--tp", "4", "--kv-cache-memory", "64MiB", "--max-model-len", "1024"), 0),
+        ("allocate", (QWEN, "--tp", "4", "--kv-cache-memory", "64MiB", "--max-model-len", "1024", "--audit"), 0),
         ("allocate", (QWEN, "--tp", "4", "--kv-cache-memory", "64TiB"), 1),
         ("devices", (), 0),
         ("devices", ("--platform", "cpu"), 0),

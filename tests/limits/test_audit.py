@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore.audit import Audit, audit_plan
+from kvcore.cli.app import run
 from kvcore.contract import (
     AllocationLimits,
     AllocationRequest,
@@ -33,7 +35,7 @@ from kvcore.contract import (
 from kvcore.handle import PlatformHandle
 from kvcore.platforms.replay import ReplayBlockSizer
 from kvcore.profiling import profile_run
-from kvcore.report.audit_text import audit_sections
+from kvcore.report.audit import audit_sections
 from kvcore.report.text import plain
 from kvcore.sizing.plan import Inputs, Plan, make_plan
 from kvcore.sizing.policy import OnShortage, Policy
@@ -234,3 +236,14 @@ def test_growth_and_shrinking_follow_the_devices_rounding(blocks: int) -> None:
     after = plan.num_blocks + found.blocks
     assert aligned.bytes(plan.num_blocks) - aligned.bytes(after) >= missing
     assert aligned.bytes(plan.num_blocks) - aligned.bytes(after + 1) < missing
+
+
+def test_the_command_line_audits_what_it_allocates(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["allocate", "examples/models/tinyllama-1.1b-chat-v1.0.json", "--utilization", "0.02", "--json"]
+    assert run([*arguments, "--platform", "cpu", "--max-model-len", "256", "--audit"]) == 0
+    data = json.loads(capsys.readouterr().out)["data"]
+    audit = data["audit"]
+    assert sum(line["outcome_bytes"] for line in audit["lines"]) == audit["held_bytes"]
+    assert {line["name"]: line["outcome_bytes"] for line in audit["lines"]}["cache"] == data["cache_bytes"]
+    assert run([*arguments, "--platform", "cpu", "--max-model-len", "256"]) == 0
+    assert json.loads(capsys.readouterr().out)["data"]["audit"] is None

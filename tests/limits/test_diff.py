@@ -187,3 +187,21 @@ def test_an_engines_test_asserts_the_same(tmp_path: Path) -> None:
     with pytest.raises(DocumentError) as unwritten:
         assert_plan(plan, tmp_path / "no" / "folder.json", update=True)
     assert unwritten.value.code == "KV-DOC-013"
+
+
+def test_another_tightest_rank_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The terms are the tightest rank's: two plans may be about two cards."""
+    layouts = api.layouts(QWEN8, block_size=64, tp=2)
+    saved = []
+    for number, sizes in enumerate(((80, 60), (60, 80))):
+        facts = [card(total=size * GIB) for size in sizes]
+        plan = api.plan(layouts, facts=facts, max_model_len=1024)
+        path = tmp_path / f"{number}.json"
+        assert_plan(plan, path, update=True)
+        saved.append(str(path))
+    capsys.readouterr()
+    assert run(["diff", *saved]) == 0
+    assert "Another rank is the tightest: 1 before, 0 after." in capsys.readouterr().out
+    assert run(["diff", saved[0], saved[0], "--json"]) == 0
+    same = json.loads(capsys.readouterr().out)["data"]
+    assert (same["before_rank"], same["after_rank"]) == (1, 1)

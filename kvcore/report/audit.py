@@ -1,12 +1,36 @@
-"""The text of an audit."""
+"""An audit as text and as data."""
 
 from __future__ import annotations
 
 from kvcore.audit import Audit
+from kvcore.report.schema import AuditData
 from kvcore.report.text import Section
 from kvcore.units import format_bytes, format_count
 
-__all__ = ["audit_sections"]
+__all__ = ["audit_data", "audit_sections"]
+
+
+def audit_data(audit: Audit) -> AuditData:
+    """An audit, JSON-ready."""
+    return {
+        "lines": [
+            {
+                "name": line.name,
+                "promised_bytes": line.promised_bytes,
+                "outcome_bytes": line.outcome_bytes,
+                "measured": line.measured,
+            }
+            for line in audit.lines
+        ],
+        "held_bytes": audit.held_bytes,
+        "promised_bytes": audit.promised_bytes,
+        "free_bytes": audit.free_bytes,
+        "transient_bytes": audit.transient_bytes,
+        "margin_bytes": audit.margin_bytes,
+        "headroom_bytes": audit.headroom_bytes,
+        "unaccounted_bytes": audit.unaccounted_bytes,
+        "could_grow_blocks": audit.blocks,
+    }
 
 
 def audit_sections(audit: Audit) -> list[Section]:
