@@ -21,8 +21,6 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvcore.cache.allocate import Cache, Progress, allocate_cache
-from kvcore.cache.verify import Verification, verify_cache
 from kvcore.contract.facts import Device, DeviceFacts, Limit, LimitKind, Phase, Reserve
 from kvcore.contract.layout import CacheLayout
 from kvcore.conventions import GENERIC, Convention, convention
@@ -30,19 +28,20 @@ from kvcore.errors import CapabilityMissing, KvcoreError, PlanError, PolicyError
 from kvcore.geometry import ModelConfig, read_config
 from kvcore.geometry import layouts as _layouts
 from kvcore.handle import PlatformHandle
-from kvcore.profiling import Profile, profile_run
-from kvcore.ranks.agree import agree_on, allocate_together, outcome_of, turn_on
-from kvcore.ranks.settle import AgreedPlan, Scope, needed_blocks
 from kvcore.registry import default_registry
 from kvcore.settings import policy_of, resolve
 from kvcore.sizing.budget import Baseline
-from kvcore.sizing.limits import largest_fitting
 from kvcore.sizing.plan import Alternative, Inputs, Plan, make_plan
 from kvcore.sizing.policy import OnShortage, Policy, ShareOf
 
+# A plan needs none of these: what allocates, verifies, measures or agrees is imported by the call that does.
 if TYPE_CHECKING:
     from kvcore.audit import Audit
+    from kvcore.cache.allocate import Cache, Progress
     from kvcore.cache.kernels import Gather, Write
+    from kvcore.cache.verify import Verification
+    from kvcore.profiling import Profile
+    from kvcore.ranks.settle import AgreedPlan, Scope
 
 __all__ = [
     "agree",
@@ -239,7 +238,7 @@ def agree(
     group: object = None,
     *,
     timeout: float = 60.0,
-    scope: Scope | str = Scope.ALL,
+    scope: Scope | str = "all",
     replica: int = 0,
 ) -> AgreedPlan:
     """One number of blocks for all ranks of ``group``, or the same error on all of them.
@@ -252,6 +251,9 @@ def agree(
     Raises :class:`RanksDisagree` within ``timeout`` seconds: naming ranks that failed and why, what differs between
     them, or who did not answer.
     """
+    from kvcore.ranks.agree import agree_on
+    from kvcore.ranks.settle import Scope
+
     return agree_on(outcome, group, timeout=timeout, scope=Scope(scope), replica=replica)
 
 
@@ -260,6 +262,8 @@ def outcome(make: Callable[[], T]) -> T | KvcoreError:
 
     ``make`` may profile, read and plan; whatever it raises is told to all ranks instead of leaving them waiting.
     """
+    from kvcore.ranks.agree import outcome_of
+
     return outcome_of(make)
 
 
@@ -282,7 +286,9 @@ def allocate(
 
     Raises :class:`OutOfMemory`, :class:`VerificationFailed` and, as a collective, :class:`RanksDisagree`.
     """
-    single = plan.plan if isinstance(plan, AgreedPlan) else plan
+    from kvcore.cache.allocate import allocate_cache
+
+    single = plan if isinstance(plan, Plan) else plan.plan
     where, layout = _place(single, device, rank)
 
     def of(num_blocks: int) -> Cache:
@@ -292,6 +298,10 @@ def allocate(
     if isinstance(plan, Plan) and group is None:
         cache = of(plan.num_blocks)
     else:
+        from kvcore.ranks.agree import allocate_together
+        from kvcore.ranks.settle import needed_blocks
+        from kvcore.sizing.limits import largest_fitting
+
         cache = allocate_together(
             of,
             single.num_blocks,
@@ -320,6 +330,8 @@ def device_turn(device: Device | KvcoreError, group: object = None, *, timeout: 
     :class:`DeviceError` with the holder's process id after ``timeout`` seconds, or :class:`RanksDisagree` on all ranks.
     A rank that has no device gives the error (:func:`outcome`), so that the others hear of it.
     """
+    from kvcore.ranks.agree import turn_on
+
     with turn_on(device, group, timeout=timeout):
         yield
 
@@ -344,6 +356,8 @@ def verify(
     """
     if (write is None) != (gather is None):
         raise PolicyError("a pair of kernels", code="KV-POL-054", where="verify", expected="both write and gather")
+    from kvcore.cache.verify import verify_cache
+
     found = verify_cache(cache, samples=samples, seed=seed)
     if write is None or gather is None:
         return found
@@ -368,6 +382,8 @@ def profile(
     device: Device, run: Callable[[], object], *, name: str = "activations", phase: Phase = Phase.PROFILE
 ) -> Profile:
     """Run ``run`` and measure what it takes on ``device``; give the result's reserves to :func:`plan`."""
+    from kvcore.profiling import profile_run
+
     return profile_run(default_registry().platform(device.platform), device, run, name=name, phase=phase)
 
 
