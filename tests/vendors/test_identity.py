@@ -282,3 +282,22 @@ def test_paddles_limit_counts_where_paddle_can_allocate(machine: Make) -> None:
     (built / "METADATA").write_text("Metadata-Version: 2.1\nName: paddlepaddle-gpu\nVersion: 3.3.1\n")
     totals = {r["total"] for r in host.readings(**limited, PYTHONPATH=str(host.folder))}
     assert totals == {8 * GIB, GIB // 2, None}
+
+
+def test_corexs_libcuda_in_front_of_nvidias_is_never_written_to(machine: Make) -> None:
+    """LD_PRELOAD of CoreX's libcuda.so.1: NVML lists NVIDIA's card, and the runtime's first device is Iluvatar's."""
+    host = machine("nvml", "cuda").card(0).card(1).set({"count": 1, "ordinals": "1"})
+    root = pci(host.folder, "0x10de")
+    (root / "sys/bus/pci/devices/0000:5b:00.0/vendor").write_text("0x1e3e\n")
+    start = f"""
+        from kvcore_cuda.platform import CudaBlockSizer
+        plugin = CudaBlockSizer(Path({str(root)!r}))
+        device = plugin.kvcore_devices()[0]
+        readings = plugin.kvcore_read_memory(device)
+        skipped = [r.skipped for r in readings if r.source == "driver"]
+        answer = [device.key, device.mapping.value, readings[0].source, skipped]
+        """
+    assert host.ask(start) == [UUIDS[0], "order", "nvml_v2", ["its devices are another vendor's"]]
+    refused = host.ask(start + "plugin.kvcore_allocate(device, AllocationRequest('t', 1 << 21, 256, 1 << 21))\n")
+    assert refused["code"] == "KV-DEV-029"
+    assert sum(host.held()) == 0

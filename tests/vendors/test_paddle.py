@@ -207,6 +207,40 @@ def test_plan_allocate_verify_release_on_iluvatar_through_paddle(host: Machine) 
     assert sum(host.held()) == 0
 
 
+def test_of_several_custom_devices_the_second_one_is_not_counted_wrongly(
+    host: Machine, plugin_folder: Path, tmp_path: Path
+) -> None:
+    """Paddle's counters take the first kind that is registered, whatever the place says."""
+    include = Path(str(importlib.util.find_spec("paddle").submodule_search_locations[0])) / "include"  # type: ignore[union-attr, index]
+    folder = tmp_path / "two"
+    flags = ("-std=c++17", f"-I{include}", '-DDEVICE_TYPE="other_gpu"')
+    compile_library(folder / "libother.so", "paddle_device.cc", *flags, compiler="c++")
+    (folder / "libsimulated.so").symlink_to(plugin_folder / "libsimulated.so")
+    host.environ["CUSTOM_DEVICE_ROOT"] = str(folder)
+    kinds, said = host.ask(
+        """
+        import warnings
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import paddle
+        from kvcore.contract.runtimes.interface import RuntimeUnavailable
+        from kvcore.contract.runtimes.on_paddle import PaddleRuntime
+        kinds = list(paddle.device.get_all_custom_device_type())
+        said = []
+        for kind in kinds:
+            try:
+                PaddleRuntime(kind, ()).start()
+                said.append("")
+            except RuntimeUnavailable as unavailable:
+                said.append(str(unavailable))
+        answer = [kinds, said]
+        """
+    )
+    assert set(kinds) == {"iluvatar_gpu", "other_gpu"}
+    assert said[0] == ""
+    assert "several custom devices" in said[1]
+
+
 def test_a_paddle_without_the_device_says_so(machine: Make, tmp_path: Path) -> None:
     if not has("paddle"):
         pytest.skip("paddlepaddle is not installed")
