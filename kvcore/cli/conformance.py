@@ -11,8 +11,8 @@ from kvcore.cli.answer import Answer, note, output_options
 from kvcore.conformance.check import all_checks
 from kvcore.conformance.config import read_config
 from kvcore.conformance.records import Record
-from kvcore.conformance.report import described, report_data, sections, write_report
-from kvcore.conformance.run import run_suite
+from kvcore.conformance.report import report_data, sections, write_report
+from kvcore.conformance.run import PlatformRun
 from kvcore.conformance.setting import built_in
 from kvcore.errors import InputError
 from kvcore.registry import default_registry
@@ -48,10 +48,13 @@ def command(platforms: tuple[str, ...], wanted: tuple[str, ...], listing: bool, 
         if name not in known:
             registry.platform(name)  # the error says what became of it
     records: list[Record] = []
+    about = {}
     for name in names:
-        records += run_suite(built_in(name), config.expected_of(name), checks)
+        with PlatformRun(built_in(name), config.expected_of(name)) as suite:
+            records += [suite.run(check) for check in checks]
+            about[name] = suite.about
         note(f"{name}: {len(checks)} checks ran")
-    data = report_data(checks, records, {name: described(name) for name in names})
+    data = report_data(checks, records, about)
     if kvcore_report is not None:
         write_report(kvcore_report, data)
     return Answer(data, lambda: sections(data), exit_code=_exit_code(data["platforms"]))

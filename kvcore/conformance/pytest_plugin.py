@@ -97,6 +97,7 @@ class Suite:
         self._known = read_config(config.rootpath)
         self._run: Any = None
         self.records: list[Record] = []
+        self.about: dict[str, dict[str, Any]] = {}
 
     def run(self, platform: str, check: Check) -> Record:
         """One check on one platform."""
@@ -107,6 +108,7 @@ class Suite:
             self._run = PlatformRun(_setting(self._config, platform), self._known.expected_of(platform))
         record: Record = self._run.run(check)
         self.records.append(record)
+        self.about[platform] = self._run.about
         return record
 
     def close(self) -> None:
@@ -129,12 +131,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     path = session.config.getoption("--kvcore-report")
     if path:
         from kvcore.conformance.check import all_checks
-        from kvcore.conformance.report import described, report_data, write_report
+        from kvcore.conformance.report import report_data, write_report
 
-        about = {name: described(name) for name in {record.platform for record in suite.records}}
         ran = {record.check for record in suite.records}
         checks = [check for check in all_checks().values() if check.id in ran]
-        write_report(Path(path), report_data(checks, suite.records, about))
+        write_report(Path(path), report_data(checks, suite.records, suite.about))
     if exitstatus == pytest.ExitCode.OK and all(r.outcome.value == "no device" for r in suite.records):
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
@@ -145,8 +146,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if suite is None or not suite.records:
         return
     from kvcore.conformance.records import tally
+    from kvcore.conformance.report import capability_rows
 
     terminalreporter.section("kvcore conformance")
+    rows = capability_rows(suite.about)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        terminalreporter.write_line(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
     for found in tally(suite.records):
         terminalreporter.write_line(f"{found.platform}: {found.text()}")
     reasons = {(r.platform, r.outcome.value, r.reason) for r in suite.records if r.reason}

@@ -9,31 +9,24 @@ from typing import Any
 
 from kvcore.conformance.check import Check, all_checks
 from kvcore.conformance.records import Outcome, Record, tally
-from kvcore.contract.capabilities import CONTRACT_VERSION, PlatformInfo
+from kvcore.contract.capabilities import CONTRACT_VERSION
 from kvcore.report.text import Section
 
-__all__ = ["described", "page", "report_data", "sections", "write_report"]
+__all__ = ["capability_rows", "distribution", "page", "report_data", "sections", "write_report"]
 
 
-def described(platform: str) -> dict[str, Any]:
-    """Who was tested: distribution, version, contract and capabilities, as far as the plugin can be asked here."""
-    from kvcore.registry import default_registry
+def distribution(platform: str) -> str | None:
+    """The distribution that the platform's plugin is installed from; None for one that is not installed."""
+    from importlib.metadata import entry_points
 
-    for record in default_registry().records:
-        if record.name == platform:
-            return {
-                "distribution": record.distribution,
-                "version": record.version,
-                "contract": None if record.info is None else record.info.contract,
-                "capabilities": _capabilities(record.info),
-            }
-    return {"distribution": None, "version": None, "contract": None, "capabilities": {}}
+    found = [entry.dist.name for entry in entry_points(group="kvcore", name=platform) if entry.dist is not None]
+    return found[0] if found else None
 
 
 def report_data(
     checks: Iterable[Check], records: Sequence[Record] = (), about: Mapping[str, dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """All of it, JSON-ready; ``about`` holds what :func:`described` says of each platform."""
+    """All of it, JSON-ready; ``about`` holds what each platform said of itself."""
     from kvcore import __version__
 
     platforms = [
@@ -42,6 +35,7 @@ def report_data(
             "conforms": found.conforms,
             "complete": found.complete,
             "counts": {outcome.value: count for outcome, count in found.counts},
+            "distribution": distribution(found.platform),
             **(about or {})[found.platform],
         }
         for found in tally(records)
@@ -74,11 +68,8 @@ def sections(data: Mapping[str, Any]) -> list[Section]:
             tuple((p["platform"], _verdict(p), _counts(p)) for p in data["platforms"]),
         )
     ]
-    names = sorted({name for p in data["platforms"] for name in p.get("capabilities", {})})
-    if names:
-        columns = ("capability", *(p["platform"] for p in data["platforms"]))
-        rows = tuple((n, *(p["capabilities"].get(n, "undeclared") for p in data["platforms"])) for n in names)
-        shown.append(Section("Capabilities", columns, rows))
+    columns, *matrix = capability_rows({p["platform"]: p for p in data["platforms"]})
+    shown.append(Section("Capabilities", columns, tuple(matrix)))
     told = [r for r in data["records"] if r["outcome"] not in (Outcome.PASSED.value, Outcome.UNSUPPORTED.value)]
     if told:
         rows = tuple((r["platform"], r["check"], r["outcome"], r["reason"] or r["got"] or "") for r in told)
@@ -86,6 +77,13 @@ def sections(data: Mapping[str, Any]) -> list[Section]:
     failed = [r for r in data["records"] if r["explained"] is not None]
     shown += [Section(lines=("", *r["explained"].splitlines())) for r in failed]
     return shown
+
+
+def capability_rows(about: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """The matrix of capabilities: a row of titles, then a row for each."""
+    names = sorted({name for said in about.values() for name in said["capabilities"]})
+    rows = [(name, *(said["capabilities"].get(name, "undeclared") for said in about.values())) for name in names]
+    return [("capability", *about), *rows]
 
 
 def page(data: Mapping[str, Any]) -> str:
@@ -111,10 +109,6 @@ def _verdict(about: Mapping[str, Any]) -> str:
 
 def _counts(about: Mapping[str, Any]) -> str:
     return ", ".join(f"{count} {name}" for name, count in about["counts"].items())
-
-
-def _capabilities(info: PlatformInfo | None) -> dict[str, str]:
-    return {} if info is None else {c.value: s.support.value for c, s in info.capabilities.items()}
 
 
 def _about(check: Check) -> dict[str, Any]:

@@ -94,6 +94,8 @@ class PlatformRun:
     def __init__(self, setting: Setting, expected: Mapping[str, str] | None = None) -> None:
         self.setting = setting
         self.expected = dict(expected or {})
+        #: What the platform said of itself: version, contract, capabilities.
+        self.about: dict[str, Any] = {"version": None, "contract": None, "capabilities": {}}
         self._workers: dict[bool, _Worker] = {}
 
     def __enter__(self) -> PlatformRun:
@@ -114,10 +116,10 @@ class PlatformRun:
         found = worker.ask(check.id, self.setting.timeout)
         if not found.pop("clean"):
             worker.close()
-        contract = found.pop("contract", None)
+        self.about = found.pop("about") or self.about
         outcome = Outcome(found.pop("outcome"))
         record = Record(check.id, check.name, self.setting.platform, check.level.value, check.since, outcome, **found)
-        return judged(record, contract, self.expected.get(check.id))
+        return judged(record, self.about["contract"], self.expected.get(check.id))
 
     def _worker(self, fresh: bool) -> _Worker:
         worker = self._workers.get(fresh)
@@ -144,6 +146,6 @@ def _failure(begun: float, got: str, expected: str) -> dict[str, Any]:
         "got": got,
         "expected": expected,
         "seconds": time.monotonic() - begun,
-        "contract": None,
+        "about": None,
         "clean": True,
     }

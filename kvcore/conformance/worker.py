@@ -83,7 +83,7 @@ def run_check(check: Check, bench: Bench) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - whatever a plugin raises where it should not is the finding
         found = _raised(error)
     # What cannot be given back would be the next check's burden: this process then is the last to have used it.
-    return {**found, "seconds": time.monotonic() - begun, "contract": _contract(bench), "clean": bench.tidy()}
+    return {**found, "seconds": time.monotonic() - begun, "about": _about(bench), "clean": bench.tidy()}
 
 
 def _missing(check: Check, bench: Bench) -> dict[str, Any] | None:
@@ -97,10 +97,13 @@ def _missing(check: Check, bench: Bench) -> dict[str, Any] | None:
     return None
 
 
-def _contract(bench: Bench) -> int | None:
+def _about(bench: Bench) -> dict[str, Any] | None:
+    """What the platform says of itself, for the report."""
     try:
-        return bench.info().contract
-    except Exception:  # noqa: BLE001 - a platform that cannot say who it is fails ID-001
+        info = bench.info()
+        capabilities = {c.value: s.support.value for c, s in info.capabilities.items()}
+        return {"version": info.version, "contract": info.contract, "capabilities": capabilities}
+    except Exception:  # noqa: BLE001 - a platform that cannot say who it is fails RUN-001
         return None
 
 
@@ -124,7 +127,7 @@ def _not_loaded(error: BaseException) -> dict[str, Any]:
         "got": text[:2000],
         "expected": "a plugin object",
         "seconds": 0.0,
-        "contract": None,
+        "about": None,
         "clean": True,
     }
 
@@ -157,7 +160,7 @@ def _died(status: int) -> dict[str, Any]:
         "got": f"killed by signal {-how}" if how < 0 else f"it ended with status {how}",
         "expected": "a process that survives its plugin",
         "seconds": 0.0,
-        "contract": None,
+        "about": None,
         "clean": True,
     }
 
