@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from kvcore.contract.facts import Device, DeviceFacts, Limit, LimitKind, Phase, Reserve
 from kvcore.contract.layout import CacheLayout
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kvcore.cache.kernels import Gather, Write
     from kvcore.cache.verify import Verification
     from kvcore.profiling import Profile
-    from kvcore.ranks.settle import AgreedPlan, Scope
+    from kvcore.ranks.settle import AgreedPlan
 
 __all__ = [
     "agree",
@@ -238,7 +238,7 @@ def agree(
     group: object = None,
     *,
     timeout: float = 60.0,
-    scope: Scope | str = "all",
+    scope: Literal["all", "pipeline", "tensor"] = "all",
     replica: int = 0,
 ) -> AgreedPlan:
     """One number of blocks for all ranks of ``group``, or the same error on all of them.
