@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from kvcore.cli.answer import Answer, output_options
+from kvcore.errors import PolicyError
 from kvcore.report.schema import KernelData
 from kvcore.report.text import Section
 from kvcore.sizing.kernels import Kernel, kernels
@@ -18,6 +19,15 @@ def command(engine: str | None) -> Answer:
 
     Those with * hold for a plan for their engine that names no other.
     """
+    engines = dict.fromkeys(known.engine for known in kernels())
+    if engine is not None and engine not in engines:
+        raise PolicyError(
+            "no kernel of this engine is known",
+            code="KV-POL-071",
+            where="--engine",
+            got=engine[:80],
+            expected=", ".join(engines),
+        )
     found = [_data(known) for known in kernels() if engine is None or known.engine == engine]
     return Answer({"kernels": found}, lambda: [_table(found), *(_details(entry) for entry in found)])
 

@@ -211,6 +211,8 @@ def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["kernels", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["data"]["kernels"]
     assert [entry["name"] for entry in listed] == [known.name for known in kernels()]
+    assert run(["kernels", "--engine", "zz"]) == 2
+    assert "no kernel of this engine is known" in capsys.readouterr().err
     assert run(["kernels", "--engine", "lmdeploy"]) == 0
     assert "InternLM/lmdeploy#4494" in capsys.readouterr().out
 
