@@ -235,6 +235,23 @@ def exaone4_kinds(keys: Keys, count: int) -> Kinds:
     return (every(4, SLIDING) if "sliding_window" in keys else all_full)(keys, count)
 
 
+def sambay_kinds(keys: Keys, count: int) -> Kinds:
+    """Phi-4-mini-flash: states and windows in turns, then one state and one full layer, which all others share.
+
+    The rest are gated memory units and cross attention: they read the cache of that one layer and keep nothing
+    (configuration_phi4flash.py, layers_block_type).
+    """
+    if keys.integer("mb_per_layer") != 2 or count % 4:
+        raise keys.contradiction(
+            "the layers of a decoder-hybrid-decoder do not fit its pattern",
+            got=f"{count} layers, mb_per_layer {keys.raw('mb_per_layer')}",
+            expected="a multiple of 4 layers, every second of them a state",
+        )
+    half = count // 2
+    own: Kinds = [(SLIDING,) if index % 2 else (STATE,) for index in range(half)]
+    return [*own, (STATE,), (FULL,), *[(NONE,)] * (half - 2)]
+
+
 #: Encoder-only architectures: nothing is kept from one call to the next.
 ENCODERS = frozenset(
     ("albert", "bert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta", "xlm-roberta")
@@ -246,6 +263,7 @@ FAMILIES = (
     Family("qwen2", ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text")),
     Family("qwen3", ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text")),
     Family("phi", ("phi", "phi3", "phi4", "phimoe")),
+    Family("phi-4-flash", ("phi4flash",), state=states.sambay, kinds=sambay_kinds),
     Family("gemma", ("gemma",)),
     Family("gemma-2", ("gemma2",), kinds=every(2, SLIDING)),
     Family("gemma-3", ("gemma3", "gemma3_text", "gemma3n_text"), kinds=every(6, SLIDING)),

@@ -134,7 +134,7 @@ def read_config(source: str | os.PathLike[str] | Mapping[str, Any], *, name: str
     family = family_of(keys, outer)
     shapes = family.build(keys)
     dtype = _dtype(keys, outer)
-    parameters, bits = count_parameters(shapes.layers, keys), weight_bits(dtype, keys)
+    parameters, bits = count_parameters(shapes.layers, shapes.num_layers, keys), weight_bits(dtype, keys)
     return ModelConfig(
         name=name or family.name,
         family=family.name,

@@ -20,8 +20,13 @@ __all__ = ["count_parameters", "weight_bits"]
 QUANTISED = {"fp8": Fraction(8), "mxfp4": Fraction(17, 4)}
 
 
-def count_parameters(layers: Sequence[LayerShape], keys: Keys) -> int | None:
-    """Parameters of a model with ``layers``, all experts included; None if the config does not say enough."""
+def count_parameters(layers: Sequence[LayerShape], num_layers: int, keys: Keys) -> int | None:
+    """Parameters of a model with ``layers``, all experts included; None if the config does not say enough.
+
+    ``layers`` are those with a cache of their own: where others of the ``num_layers`` share it, theirs are unknown.
+    """
+    if len({shape.index for shape in layers}) != num_layers:
+        return None
     hidden, vocabulary = keys.optional_integer("hidden_size"), keys.optional_integer("vocab_size")
     if hidden is None or vocabulary is None:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from kvcore.geometry.keys import Keys
 from kvcore.geometry.model import State, StateArray
 
-__all__ = ["gated_delta_net", "kimi_delta_attention", "lightning", "mamba1", "mamba2", "short_convolution"]
+__all__ = ["gated_delta_net", "kimi_delta_attention", "lightning", "mamba1", "mamba2", "sambay", "short_convolution"]
 
 
 def mamba1(keys: Keys) -> State:
@@ -21,6 +21,17 @@ def mamba1(keys: Keys) -> State:
         (
             StateArray("conv", inner, conv, "model"),
             StateArray("ssm", inner, keys.integer("mamba_d_state", "state_size"), "state"),
+        )
+    )
+
+
+def sambay(keys: Keys) -> State:
+    """Phi-4-mini-flash: Mamba, whose sizes its published config leaves to the class (configuration_phi4flash.py)."""
+    inner = (keys.optional_integer("mamba_expand") or 2) * keys.integer("hidden_size")
+    return State(
+        (
+            StateArray("conv", inner, (keys.optional_integer("mamba_d_conv", low=2) or 4) - 1, "model"),
+            StateArray("ssm", inner, keys.optional_integer("mamba_d_state") or 16, "state"),
         )
     )
 

@@ -244,3 +244,22 @@ def test_a_directory_or_nothing(tmp_path: Path) -> None:
     assert read_config(tmp_path).name == tmp_path.name
     with pytest.raises(ConfigError, match="cannot read"):
         read_config(tmp_path / "nowhere.json")
+
+
+def test_phi_4_mini_flash_shares_one_layers_cache() -> None:
+    """microsoft/Phi-4-mini-flash-reasoning: 18 of 32 layers keep something, and 7 read the one full layer's cache."""
+    (layout,) = layouts(read_config(CONFIGS / "phi-4-mini-flash-reasoning.json"), block_size=16)
+    held = {layer.index: group.kind for group in layout.groups for layer in group.layers}
+    assert sorted(held) == list(range(18))
+    assert [held[index] for index in range(16)] == ["state", "sliding"] * 8
+    assert (held[16], held[17]) == ("state", "full")
+    state = next(g.layers[0] for g in layout.groups if g.kind == "state")
+    # Mamba of 2 x 2560 channels: 3 inputs of the convolution, 16 values a channel.
+    assert state.bytes_per_token == 5120 * (3 + 16) * 2
+
+
+@pytest.mark.parametrize("change", [{"num_hidden_layers": 30}, {"mb_per_layer": 3}])
+def test_a_pattern_of_sharing_that_does_not_fit_is_refused(change: dict[str, int]) -> None:
+    config = json.loads((CONFIGS / "phi-4-mini-flash-reasoning.json").read_text())
+    with pytest.raises(ConfigError, match="do not fit its pattern"):
+        read_config({**config, **change})

@@ -88,3 +88,9 @@ def test_quantised_weights_are_smaller(quantised: dict[str, object], share: floa
 )
 def test_what_cannot_be_counted_is_unknown(changed: dict[str, object]) -> None:
     assert read_config({**LLAMA, **changed}).weight_bytes is None
+
+
+def test_layers_that_share_a_cache_have_weights_that_are_not_known() -> None:
+    """Only layers with a cache of their own are listed; the weights of the others would be left out."""
+    assert read_config(LLAMA).weight_bytes is not None
+    assert read_config({**LLAMA, "num_kv_shared_layers": 10}).weight_bytes is None
