@@ -15,6 +15,10 @@ from kvcore.report.text import Section
 __all__ = ["capability_rows", "distribution", "page", "report_data", "sections", "write_report"]
 
 
+#: Checks that are named in a row before the rest are counted.
+FEW = 4
+
+
 def distribution(platform: str) -> str | None:
     """The distribution that the platform's plugin is installed from; None for one that is not installed."""
     from importlib.metadata import entry_points
@@ -70,10 +74,9 @@ def sections(data: Mapping[str, Any]) -> list[Section]:
     ]
     columns, *matrix = capability_rows({p["platform"]: p for p in data["platforms"]})
     shown.append(Section("Capabilities", columns, tuple(matrix)))
-    told = [r for r in data["records"] if r["outcome"] not in (Outcome.PASSED.value, Outcome.UNSUPPORTED.value)]
-    if told:
-        rows = tuple((r["platform"], r["check"], r["outcome"], r["reason"] or r["got"] or "") for r in told)
-        shown.append(Section("Not passed", ("platform", "check", "outcome", "why"), rows))
+    rows = _not_passed(data["records"])
+    if rows:
+        shown.append(Section("Not passed", ("platform", "outcome", "why", "checks"), rows))
     failed = [r for r in data["records"] if r["explained"] is not None]
     shown += [Section(lines=("", *r["explained"].splitlines())) for r in failed]
     return shown
@@ -95,6 +98,21 @@ def page(data: Mapping[str, Any]) -> str:
         for about in data["platforms"]
     ]
     return "".join([*parts, "</html>\n"])
+
+
+def _not_passed(records: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], ...]:
+    """A row for each outcome and reason, with the checks that it is about."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for r in records:
+        if r["outcome"] != Outcome.PASSED.value:
+            key = (r["platform"], r["outcome"], r["reason"] or r["got"] or "")
+            found.setdefault(key, []).append(r["check"])
+    return tuple((*key, _few(checks)) for key, checks in found.items())
+
+
+def _few(checks: Sequence[str]) -> str:
+    more = f" and {len(checks) - FEW} more" if len(checks) > FEW else ""
+    return f"{', '.join(checks[:FEW])}{more}"
 
 
 def _status(data: Mapping[str, Any]) -> str:
