@@ -6,7 +6,7 @@ import collections.abc
 from dataclasses import dataclass
 from fractions import Fraction
 
-from kvcore.contract.facts import DeviceFacts, Reading, Reserve, ReserveKind
+from kvcore.contract.facts import Basis, DeviceFacts, Reading, Reserve, ReserveKind
 from kvcore.contract.validate import reading_faults
 from kvcore.errors import PlanError
 from kvcore.sizing.policy import OnShortage, Policy, ShareOf
@@ -92,10 +92,16 @@ def make_budget(
         )
     if own.basis == "unknown":
         warnings.append(("KV-W-002", own.reason))
+    capacity = _least(readings, "total")[0]
+    warnings += [
+        ("KV-W-005", f"the device's {capacity:,} bytes are declared, and no driver measured them: {r.note or r.source}")
+        for r in readings
+        if r.basis is Basis.DECLARED and r.total == capacity is not None
+    ]
     return Budget(
         terms=tuple(wanted),
         available=sum(term.nbytes for term in wanted),
-        capacity=_least(readings, "total")[0],
+        capacity=capacity,
         free=free.nbytes,
         own=None if own.basis == "unknown" else -own.nbytes,
         ceiling=ceiling,

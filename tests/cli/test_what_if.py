@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvcore.catalogue import catalogue
+from kvcore.contract.facts import Basis
 from kvcore.contract.validate import reading_faults
 from kvcore.report.flags import EMITTED
 
@@ -111,3 +112,11 @@ def test_flags_carry_the_plan_over(kvcore: Kvcore, engine: str) -> None:
     assert numbers & set(words)
     assert data["flags"] in kvcore(*arguments, "--emit", engine).out
     assert kvcore(*arguments, "--json").json["data"]["flags"] is None
+
+
+def test_a_nominal_device_is_said_to_be_one(kvcore: Kvcore) -> None:
+    for entry in catalogue().values():
+        settings = ("--device-profile", entry.name, "--max-model-len", "16", "--weights", "1GiB")
+        ran = kvcore("plan", QWEN, *settings, "--json")
+        codes = {warning["code"] for warning in ran.json["data"]["warnings"]}
+        assert ("KV-W-005" in codes) == (entry.basis is Basis.DECLARED), entry.name
