@@ -38,7 +38,9 @@ class Convention:
     ``block_size`` is its default, and blocks are a multiple of ``block_multiple`` tokens. Where a state has to fit into
     a page, the block grows to the smallest multiple of ``state_multiple`` tokens that holds it (``latent_multiple``
     with MLA). Groups have as many layers as the smallest kind, or as the largest if that is less than ``pool_ratio``
-    as many. ``null_blocks`` are allocated and never used. ``since`` is the first version for which the entry holds.
+    as many. Where kinds have pools of their own, windows have ``window_share`` of the blocks of full layers, and states
+    ``state_ratio`` of their bytes. ``state_dtype`` is that of states unless one is asked for; None: the model's.
+    ``null_blocks`` are allocated and never used. ``since`` is the first version for which the entry holds.
     """
 
     name: str
@@ -49,6 +51,8 @@ class Convention:
     state_multiple: int = 16
     kernel_block: int | None = None
     window_share: Fraction | None = None
+    state_ratio: Fraction | None = None
+    state_dtype: str | None = None
     latent_multiple: int = 64
     pool_ratio: Fraction = Fraction(3, 2)
     null_blocks: int = 0
@@ -94,9 +98,12 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention("aphrodite", "aphrodite-engine, a fork of vLLM's first engine", tokens=TokensRule.BLOCKS),
     Convention(
         "sglang",
-        "sglang/srt/mem_cache: page 1 by default, one page more than is used; swa_full_tokens_ratio 0.8",
+        "sglang/srt/mem_cache: page 1 by default, one page more than is used; swa_full_tokens_ratio 0.8, "
+        "mamba_full_memory_ratio 0.9, mamba_ssm_dtype float32",
         block_size=1,
         window_share=Fraction(4, 5),
+        state_ratio=Fraction(9, 10),
+        state_dtype="float32",
         null_blocks=1,
         share_of="of_free_before_load",
     ),

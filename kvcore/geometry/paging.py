@@ -78,14 +78,17 @@ def group_kinds(kinds: Sequence[Kind], block_size: int, engine: Convention) -> l
 
 
 def groups_apart(kinds: Sequence[Kind], block_size: int, engine: Convention) -> list[Group]:
-    """One group a kind, each with tensors of its own: windows have ``engine.window_share`` of the blocks of the rest.
+    """One group a kind, each with tensors of its own: windows have ``engine.window_share`` of the blocks of the rest,
+    and states so many slots that they take ``engine.state_ratio`` of its bytes.
 
-    Raises :class:`PolicyError` for kinds whose share of memory the engine does not derive from a ratio of tokens.
+    The engine takes a whole number of slots first and fills the rest with tokens, so it may come out one slot apart.
+    Raises :class:`PolicyError` for kinds whose share of memory the engine derives from neither ratio.
     """
-    assert engine.window_share is not None
+    shares = _shares(kinds, block_size, engine)
     groups = []
     for kind in kinds:
-        if kind.growth not in (Growth.TOKEN, Growth.WINDOW, Growth.CHUNK):
+        share = shares.get(kind.growth)
+        if share is None:
             raise PolicyError(
                 f"how {engine.name} divides memory between {kind.name} layers and others is not known",
                 code="KV-POL-062",
@@ -93,10 +96,24 @@ def groups_apart(kinds: Sequence[Kind], block_size: int, engine: Convention) -> 
                 got=engine.name,
                 expected="an engine that pages them in one pool, such as vllm",
             )
-        share = Fraction(1) if kind.growth is Growth.TOKEN else engine.window_share
         layers = tuple(Layer(index, kind.stores, role) for index, role in kind.members)
-        groups.append(Group(kind.name, kind.name, kind.growth, layers, kind.window, block_size, share))
+        tokens = 1 if kind.growth is Growth.REQUEST else block_size
+        groups.append(Group(kind.name, kind.name, kind.growth, layers, kind.window, tokens, share))
     return groups
+
+
+def _shares(kinds: Sequence[Kind], block_size: int, engine: Convention) -> dict[Growth, Fraction | None]:
+    """Blocks of each growth for one block of full attention; None for those that the engine has no ratio for."""
+    shares = {Growth.TOKEN: Fraction(1), Growth.WINDOW: engine.window_share, Growth.CHUNK: engine.window_share}
+    states = sum(kind.unit_bytes * len(kind.members) for kind in kinds if kind.growth is Growth.REQUEST)
+    if states and engine.state_ratio is not None:
+        tokens = sum(
+            kind.unit_bytes * len(kind.members) * block_size * (shares.get(kind.growth) or 0)
+            for kind in kinds
+            if kind.growth is not Growth.REQUEST
+        )
+        shares[Growth.REQUEST] = engine.state_ratio * tokens / states
+    return shares
 
 
 def stage_groups(groups: Sequence[Group], indices: frozenset[int]) -> tuple[Group, ...]:

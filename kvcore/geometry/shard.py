@@ -149,7 +149,7 @@ def _formats(
     model: ModelConfig, dtype: str | None, cache_dtype: str | None, state_dtype: str | None, engine: Convention
 ) -> Formats:
     computed = _dtype(model, dtype)
-    states = state_dtype if state_dtype not in (None, "auto") else model.state_dtype
+    states = state_dtype if state_dtype not in (None, "auto") else engine.state_dtype or model.state_dtype
     record = PACKED_RECORDS.get(cache_dtype or "")
     return Formats(
         dtype=computed,

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvcore
+from kvcore.contract import Growth
 from kvcore.conventions import convention
 from kvcore.errors import ConfigError, PolicyError
 from kvcore.geometry import layouts, read_config, stage_layers
@@ -142,11 +143,28 @@ def test_groups_apart_have_their_share_and_fill_the_memory(memory: int, block_si
             assert need * 4 // 5 >= windows.request_blocks(tokens, 64)
 
 
-def test_states_that_an_engine_divides_otherwise_are_refused() -> None:
-    hybrid = read_config(Path(__file__).parents[1] / "data" / "configs" / "qwen3-next-80b-a3b.json")
+def test_layers_that_an_engine_has_no_ratio_for_are_refused() -> None:
+    crossed = read_config(Path(__file__).parents[1] / "data" / "configs" / "whisper-large-v3.json")
     with pytest.raises(PolicyError) as caught:
-        layouts(hybrid, engine=convention("sglang"))
+        layouts(crossed, engine=convention("sglang"))
     assert caught.value.code == "KV-POL-062"
+
+
+@given(available=st.integers(2**32, 2**38), tp=st.sampled_from([1, 2, 4, 8]))
+def test_states_get_their_ratio_of_the_memory(available: int, tp: int) -> None:
+    """SGLang takes floor(rest * 0.9 / 1.9 / state) slots and fills the rest (model_runner_kv_cache_mixin.py).
+
+    The layout grows with its tokens, so that it may hold a slot more, and as many tokens fewer as that takes.
+    """
+    hybrid = read_config(Path(__file__).parents[1] / "data" / "configs" / "qwen3-next-80b-a3b.json")
+    layout = layouts(hybrid, tp=tp, engine=convention("sglang"))[0]
+    state, full = (next(g for g in layout.groups if (g.growth is Growth.REQUEST) is states) for states in (True, False))
+    assert {store.dtype for layer in state.layers for store in layer.stores} == {"bfloat16", "float32"}
+    slot, cell = state.bytes_per_request, full.bytes_per_token
+    slots = available * 9 // (19 * slot)
+    tokens = (available - slots * slot) // cell
+    held = largest_fitting(layout, available)
+    assert tokens - slot // cell - 1 <= held <= tokens
 
 
 def test_a_pool_block_and_a_kernel_block_are_two_numbers() -> None:
