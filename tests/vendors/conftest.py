@@ -109,7 +109,7 @@ class Machine:
         clean = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("KVCORE_", "CUDA_", "IX_", "ILUVATAR_", "FD_", "COREX", "MACA_"))
+            if not name.startswith(("KVCORE_", "CUDA_", "IX_", "ILUVATAR_", "FD_", "COREX", "MACA_", "CUSTOM_DEVICE_"))
         }
         paths = os.pathsep.join(self.libraries(part) for part in self.parts)
         env = {

@@ -169,8 +169,13 @@ class PaddleRuntime(Runtime):
 
 
 def _has_custom_devices() -> bool:
-    """Whether Paddle will look for plug-ins of custom devices: where it is told to, or beside itself."""
-    return "CUSTOM_DEVICE_ROOT" in os.environ or importlib.util.find_spec("paddle_custom_device") is not None
+    """Whether Paddle will find plug-ins of custom devices: where it is told to, or beside itself.
+
+    Paddle itself sets the variable when it is imported, to a folder that need not be there.
+    """
+    root = os.environ.get("CUSTOM_DEVICE_ROOT")
+    here = root is not None and os.path.isdir(root)
+    return here or importlib.util.find_spec("paddle_custom_device") is not None
 
 
 class _PaddleAllocation(Allocation):
