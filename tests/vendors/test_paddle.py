@@ -249,3 +249,10 @@ def test_a_paddle_without_the_device_says_so(machine: Make, tmp_path: Path) -> N
     answer = on(made, "allocate(MIB)")
     assert answer["code"] == "KV-CAP-010"  # type: ignore[index]
     assert "no custom device iluvatar_gpu" in answer["got"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("root", ["", "/nonexistent"])
+def test_a_variable_that_paddle_left_behind_is_no_device(monkeypatch: pytest.MonkeyPatch, root: str) -> None:
+    """A process that imported Paddle without plug-ins hands CUSTOM_DEVICE_ROOT="" on to the processes it starts."""
+    monkeypatch.setenv("CUSTOM_DEVICE_ROOT", root)
+    assert not PaddleRuntime("iluvatar_gpu", ("paddle-iluvatar-gpu",)).installed()
