@@ -171,7 +171,7 @@ class PaddleRuntime(Runtime):
 def _has_custom_devices() -> bool:
     """Whether Paddle will find plug-ins of custom devices: where it is told to, or beside itself.
 
-    Paddle itself sets the variable to nothing where it finds none (paddle/base/core.py), and child processes inherit it.
+    Paddle sets the variable to nothing where it finds none (paddle/base/core.py), and child processes inherit it.
     """
     root = os.environ.get("CUSTOM_DEVICE_ROOT")
     here = root is not None and os.path.isdir(root)
